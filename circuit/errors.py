@@ -9,9 +9,9 @@ next. The layer that knows more adds a line with `error.add_note(...)`; it does 
 class CircuitError(Exception):
     """Base of everything the project raises about circuits, documents, checkpoints and state."""
 
-    def __str__(self) -> str:
-        """Return the message, its notes below it, one a line, so that a one-line report loses nothing."""
-        return "\n".join([super().__str__(), *getattr(self, "__notes__", [])])
+    def report(self) -> str:
+        """Return the message and the notes that outer layers added, one a line."""
+        return "\n".join([str(self), *getattr(self, "__notes__", [])])
 
 
 class TypeRuleError(CircuitError):
