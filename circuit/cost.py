@@ -1,0 +1,17 @@
+"""What a node call moves and computes, in bytes and floating point operations."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Floating point operations, bytes read and bytes written of one run of a node, with every dim bound."""
+
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written
+        )
