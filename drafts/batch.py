@@ -30,7 +30,7 @@ class RowBatch:
     def __post_init__(self) -> None:
         rows = self.token.shape[0] if self.token.dim() == 1 else -1
         if rows < 0:
-            raise ValueError(f"RowBatch.token: expected int64 [n], got shape {list(self.token.shape)}; pass one id a row")
+            raise ValueError(f"RowBatch.token: expected int64 [n], got {list(self.token.shape)}; pass one id a row")
         for name, dims in (("token", 1), ("position", 1), ("sequence", 1), ("block_table", 2)):
             tensor: Tensor = getattr(self, name)
             if tensor.dtype != torch.int64 or tensor.dim() != dims or tensor.shape[0] != rows:
@@ -60,8 +60,8 @@ class RowBatch:
     ) -> None:
         """Raise ValueError for an id, position, sequence or block that no run may see; waits for the device.
 
-        `lookahead`: rows beyond `position` that the run will write too (K - 1 for a chain of K drafts). Rows of the null
-        sequence may repeat a position and may point at the null block; live rows may not.
+        `lookahead`: rows beyond `position` that the run will write too (K - 1 for a chain of K drafts). Rows of the
+        null sequence may repeat a position and may point at the null block; live rows may not.
         """
         if self.num_rows == 0:
             return
@@ -84,7 +84,7 @@ class RowBatch:
         """Rows of one live sequence are adjacent and their positions consecutive."""
         same = (self.sequence[1:] == self.sequence[:-1]) & live[1:]
         if bool((same & (self.position[1:] != self.position[:-1] + 1)).any()):
-            raise ValueError("RowBatch.position: expected consecutive positions within a sequence, got a gap or a repeat")
+            raise ValueError("RowBatch.position: expected consecutive positions of a sequence, got a gap or a repeat")
         num_runs = int((live[1:] & ~same).sum()) + int(live[0])
         if num_runs != self.sequence[live].unique().numel():
             raise ValueError("RowBatch.sequence: expected the rows of a sequence side by side, got them apart")

@@ -6,7 +6,9 @@ Only safetensors is read. A pickle is never opened, because opening one runs wha
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +52,8 @@ class Checkpoint:
 def read_headers(path: Path) -> Checkpoint:
     """Read the headers of `path`: a folder with model.safetensors or with shards and their index, or one such file.
 
-    Reads no tensor data. Raises CheckpointError when a file is missing, truncated, no safetensors, or when a shard lacks
-    a tensor that the index places in it.
+    Reads no tensor data. Raises CheckpointError when a file is missing, truncated, no safetensors, or when a shard
+    lacks a tensor that the index places in it.
     """
     location = _find(path)
     if location.name.endswith(".json"):
@@ -59,21 +61,17 @@ def read_headers(path: Path) -> Checkpoint:
     return Checkpoint(location=location, tensors=_read_file(location))
 
 
-def read_tensors(checkpoint: Checkpoint, names: list[str]) -> dict[str, Tensor]:
-    """Read the named tensors onto the CPU, in their stored dtype; every name must be in the checkpoint, in one file."""
-    files = {checkpoint.tensors[name].file for name in names}
-    loaded: dict[str, Tensor] = {}
-    for file in sorted(files):
+def iterate_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Tensor]:
+    """Yield the named tensors in order, on the CPU and in their stored dtype; one open for neighbours in one file."""
+    for file, group in itertools.groupby(names, key=lambda name: checkpoint.tensors[name].file):
         try:
             with safe_open(file, framework="pt", device="cpu") as stored:
-                for name in names:
-                    if checkpoint.tensors[name].file == file:
-                        loaded[name] = stored.get_tensor(name)
+                for name in group:
+                    yield stored.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{file}: expected readable tensors, got a fault: {error}; fetch the file again"
             ) from None
-    return loaded
 
 
 def _find(path: Path) -> Path:

@@ -37,8 +37,8 @@ REQUIRED_CHECKED_KEYS = ("qk_rope_head_dim",)
 
 # known, and the target's own business: its layers, its other modalities, its training, its serialisation
 TARGET_KEYS = frozenset(
-    "intermediate_size num_key_value_heads output_router_logits router_aux_loss_coef initializer_range use_cache head_dim "
-    "pad_token_id bos_token_id eos_token_id attention_dropout layer_types mlp_layer_types indexer_types "
+    "intermediate_size output_router_logits router_aux_loss_coef initializer_range use_cache head_dim "
+    "num_key_value_heads pad_token_id bos_token_id eos_token_id attention_dropout layer_types mlp_layer_types indexer_types "
     "index_topk_pattern index_topk_freq index_skip_topk_offset indexer_rope_interleave rope_interleave rope_theta "
     "rope_parameters rope_scaling partial_rotary_factor first_k_dense_replace moe_layer_freq ep_size pretraining_tp "
     "linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim linear_lower_bound mhc hc_mult hc_eps "
@@ -175,7 +175,8 @@ def read_config(path: Path, *, dtype: torch.dtype | None = None) -> DraftConfig:
     fields["dtype"] = _settle_dtype(text, document, file) if dtype is None else dtype
     if not fields.get("num_nextn_predict_layers"):
         raise ConfigError(
-            f"{file}: {prefix}num_nextn_predict_layers: expected 1, got {text.get('num_nextn_predict_layers', 'no such key')}; "
+            f"{file}: {prefix}num_nextn_predict_layers: expected 1, "
+            f"got {_shown(text.get('num_nextn_predict_layers', 'no such key'))}; "
             "this checkpoint has no MTP layer to draft with, use one that ships it"
         )
     unknown, ignored = _classify(text, document, prefix)
@@ -234,14 +235,14 @@ def _refuse_unmodelled(text: dict[str, Any], document: dict[str, Any], prefix: s
             # 1 == True and 0 == False in Python, so the type is compared too
             if got != expected or type(got) is not type(expected):
                 raise ConfigError(
-                    f"{file}: {place}{key}: expected {_shown(expected)}, got {_shown(got)}; the drafter models nothing else, "
-                    "run this checkpoint without the drafter"
+                    f"{file}: {place}{key}: expected {_shown(expected)}, got {_shown(got)}; "
+                    "the drafter models nothing else, run this checkpoint without the drafter"
                 )
     heads, kv_heads = text.get("num_attention_heads"), text.get("num_key_value_heads")
     if kv_heads is not None and kv_heads != heads:
         raise ConfigError(
-            f"{file}: {prefix}num_key_value_heads: expected num_attention_heads {_shown(heads)}, got {_shown(kv_heads)}; "
-            "the drafter models nothing else, run this checkpoint without the drafter"
+            f"{file}: {prefix}num_key_value_heads: expected num_attention_heads {_shown(heads)}, "
+            f"got {_shown(kv_heads)}; the drafter models nothing else, run this checkpoint without the drafter"
         )
     for key in ("index_kpool", "index_topk"):
         if text.get(key) is None:
@@ -272,11 +273,12 @@ def _settle_tie(
     fields: dict[str, Any], text: dict[str, Any], document: dict[str, Any], prefix: str, file: Path
 ) -> None:
     """The key may stand at the top, in the text section, or both; both must agree."""
-    stated = [section["tie_word_embeddings"] for section in (text, document) if section.get("tie_word_embeddings") is not None]
+    places = (text, document)
+    stated = [place["tie_word_embeddings"] for place in places if place.get("tie_word_embeddings") is not None]
     if len(stated) == 2 and stated[0] != stated[1]:
         raise ConfigError(
-            f"{file}: {prefix}tie_word_embeddings: expected {_shown(stated[1])} like the top level, got {_shown(stated[0])}; "
-            "make them agree, lm_head depends on it"
+            f"{file}: {prefix}tie_word_embeddings: expected {_shown(stated[1])} like the top level, "
+            f"got {_shown(stated[0])}; make them agree, lm_head depends on it"
         )
     fields["tie_word_embeddings"] = stated[0] if stated else False
 
@@ -289,7 +291,9 @@ def _settle_dtype(text: dict[str, Any], document: dict[str, Any], file: Path) ->
             if name is None:
                 continue
             if not isinstance(name, str) or name.removeprefix("torch.") not in DTYPES:
-                raise ConfigError(f"{file}: {key}: expected one of {', '.join(DTYPES)}, got {_shown(name)}; pass dtype=")
+                raise ConfigError(
+                    f"{file}: {key}: expected one of {', '.join(DTYPES)}, got {_shown(name)}; pass dtype="
+                )
             return DTYPES[name.removeprefix("torch.")]
     raise ConfigError(f"{file}: dtype: expected one of {', '.join(DTYPES)}, got no such key; pass dtype=")
 

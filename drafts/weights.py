@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuit.errors import CheckpointError
-from drafts.checkpoint import Checkpoint, dtype_of, read_headers, read_tensors
+from drafts.checkpoint import Checkpoint, dtype_of, iterate_tensors, read_headers
 from drafts.config import DraftConfig
 
 # the language model's place in the released checkpoint, and in a text-only one
@@ -125,9 +125,9 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """Load `specs` from a checkpoint folder (model.safetensors, or shards with their index); returns weights by our name.
 
-    Every source is checked by name, shape and dtype from the headers before any data is read. Each weight is converted
-    to its spec's dtype, whatever floating point dtype is stored. Specs made of the same sources share one tensor (tied
-    embeddings). NaN is accepted in the routed experts and refused elsewhere.
+    Every source is checked by name, shape and dtype from the headers before any data is read. Each weight is
+    converted to its spec's dtype, whatever floating point dtype is stored. Specs made of the same sources share one
+    tensor (tied embeddings). NaN is accepted in the routed experts and refused elsewhere.
     Raises CheckpointError that names the tensor and the file.
     """
     headers = read_headers(checkpoint)
@@ -200,8 +200,7 @@ def _assemble(headers: Checkpoint, spec: WeightSpec, sources: tuple[str, ...], d
     """Read the sources into one tensor that starts as NaN, and hold that every part of it was overwritten."""
     weight = torch.full(spec.shape, math.nan, dtype=spec.dtype, device=device)
     num_written = 0
-    for part, source in zip(_parts(weight, spec), sources, strict=True):
-        stored = read_tensors(headers, [source])[source]
+    for part, source, stored in zip(_parts(weight, spec), sources, iterate_tensors(headers, sources), strict=True):
         has_nan = bool(stored.isnan().any())
         if has_nan and not spec.may_hold_nan:
             raise CheckpointError(
