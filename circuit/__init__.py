@@ -1,6 +1,6 @@
 """The language of circuits: types, nodes' contract, graph, checks, the interpreter. Knows no node, kernel or model."""
 
-from circuit.cost import Cost
+from circuit.cost import Cost, total_bytes
 from circuit.errors import (
     BindingError,
     CaptureError,
@@ -56,5 +56,6 @@ __all__ = [
     "node_types",
     "snake_case",
     "to_text",
+    "total_bytes",
     "verify",
 ]

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from circuit.tensor_type import TensorType
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -15,3 +17,8 @@ class Cost:
         return Cost(
             self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written
         )
+
+
+def total_bytes(*types: TensorType) -> int:
+    """Return the bytes that bound tensor types occupy together."""
+    return sum(type.num_bytes() for type in types)

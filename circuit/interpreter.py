@@ -112,4 +112,3 @@ def _last_uses(circuit: Circuit) -> dict[int, list[Value]]:
         if value not in kept:
             uses.setdefault(index, []).append(value)
     return uses
-

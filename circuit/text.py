@@ -1,10 +1,10 @@
 """The one textual form of a circuit: stable, complete, used by errors, golden tests and `circuit show`.
 
-    circuit 'tiny'
-      input  %x: f32[n, 8]
-      weight %gain: f32[8]
-      %y: f32[n, 8] = RmsNorm(eps=1e-05)(%x, %gain)
-      output y = %y
+circuit 'tiny'
+  input  %x: f32[n, 8]
+  weight %gain: f32[8]
+  %y: f32[n, 8] = RmsNorm(eps=1e-05)(%x, %gain)
+  output y = %y
 """
 
 import json

@@ -1,0 +1,61 @@
+"""The built-in nodes: one file, one node, its whole meaning.
+
+Adding a node is adding one file here: every module of this folder is imported, so that documents and the catalogue know
+its node. The names below are those that other packages import.
+"""
+
+import importlib
+import pkgutil
+
+from nodes.absorb_query import AbsorbQuery
+from nodes.absorb_value import AbsorbValue
+from nodes.add import Add
+from nodes.append_cache import AppendCache
+from nodes.append_tail import AppendTail
+from nodes.argmax import Argmax
+from nodes.cache_slots import CacheSlots
+from nodes.cast import Cast
+from nodes.concat import Concat
+from nodes.embedding import Embedding
+from nodes.extend_selection import ExtendSelection
+from nodes.increment import Increment
+from nodes.indexer_scores import IndexerScores
+from nodes.key_pool import KeyPool
+from nodes.layer_norm import LayerNorm
+from nodes.linear import Linear
+from nodes.rms_norm import RmsNorm
+from nodes.routed_experts import RoutedExperts
+from nodes.select_topk import SelectTopk
+from nodes.sparse_mla_attention import SparseMlaAttention
+from nodes.split_heads import SplitHeads
+from nodes.swiglu import Swiglu
+from nodes.topk_router import TopkRouter
+
+__all__ = [
+    "AbsorbQuery",
+    "AbsorbValue",
+    "Add",
+    "AppendCache",
+    "AppendTail",
+    "Argmax",
+    "CacheSlots",
+    "Cast",
+    "Concat",
+    "Embedding",
+    "ExtendSelection",
+    "Increment",
+    "IndexerScores",
+    "KeyPool",
+    "LayerNorm",
+    "Linear",
+    "RmsNorm",
+    "RoutedExperts",
+    "SelectTopk",
+    "SparseMlaAttention",
+    "SplitHeads",
+    "Swiglu",
+    "TopkRouter",
+]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,31 @@
+"""Embedding: one table row per token."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from circuit import Cost, Node, TensorType, i64
+
+
+class Embedding(Node):
+    """Look up the row of `weight` that each token names.
+
+    Ports:    token i64[n] - weight T[vocab, hidden]
+    Result:   T[n, hidden]
+    Numerics: exact copy
+    State:    none
+    Source:   model.language_model.embed_tokens of the checkpoint; ids outside the table are refused by the caller
+    """
+
+    def infer(self, token: TensorType, weight: TensorType) -> TensorType:
+        if token.dtype != i64().dtype or len(token.shape) != 1:
+            raise self.reject("token", token, "i64[n]")
+        if len(weight.shape) != 2:
+            raise self.reject("weight", weight, "[vocab, hidden]")
+        return weight.with_shape(*token.shape, weight.shape[1])
+
+    def reference(self, token: Tensor, weight: Tensor) -> Tensor:
+        return functional.embedding(token, weight)
+
+    def cost(self, token: TensorType, weight: TensorType) -> Cost:
+        row_bytes = self.infer(token, weight).num_bytes()
+        return Cost(bytes_read=token.num_bytes() + row_bytes, bytes_written=row_bytes)
