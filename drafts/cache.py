@@ -44,8 +44,8 @@ class DrafterCache:
 
     All in the model dtype, all NaN until written, so that a read of an unwritten row shows. The cache hands out memory
     and counts rows; it computes nothing. A path writes the tensors, then the caller says `commit`.
-    `num_blocks` and `num_sequences` include the null block and the null sequence. `poison_freed` overwrites what a freed
-    sequence held with NaN, for tests. Not safe for use from two threads.
+    `num_blocks` and `num_sequences` include the null block and the null sequence. `poison_freed` overwrites what a
+    freed sequence held with NaN, for tests. Not safe for use from two threads.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DrafterCache:
         device: torch.device | str = "cpu",
         poison_freed: bool = False,
     ) -> DrafterCache:
-        """Build a cache in which `num_sequences` sequences of `max_rows` rows fit, null block and null sequence added."""
+        """Build a cache for `num_sequences` sequences of `max_rows` rows, null block and null sequence added."""
         size = default_block_size(config.index_kpool) if block_size is None else block_size
         return cls(
             config,
@@ -203,7 +203,8 @@ class DrafterCache:
     def commit(self, sequence: CachedSequence, rows: int) -> None:
         """Count the rows that a run has written: the sequence now has `rows` of them, all from its old end on.
 
-        Raises StateError when that is fewer than before, or more than its blocks hold.
+        Every row that was written must be counted, for each overwrote a place of the ring; rejected ones are dropped by
+        `rewind` afterwards. Raises StateError when that is fewer than before, or more than its blocks hold.
         """
         if not self.rows(sequence) <= rows <= self.capacity(sequence):
             raise StateError(

@@ -14,39 +14,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from circuit.errors import ConfigError
+from drafts.config_keys import CHECKED_KEYS, REQUIRED_CHECKED_KEYS, TARGET_KEYS
 
 MODEL_TYPES = ("glm5_next", "glm5_next_text")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-# what the drafter models: a key that is present must say exactly this
-CHECKED_KEYS: dict[str, Any] = {
-    "qk_rope_head_dim": 0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "moe_router_dtype": "float32",
-    "mla_use_nope": True,
-    "index_kpool_compress": True,
-    "index_kpool_always_select_tail": True,
-    "quantization_config": None,
-    "compression_config": None,
-}
-# of these, absence is no statement, so the key itself is required
-REQUIRED_CHECKED_KEYS = ("qk_rope_head_dim",)
-
-# known, and the target's own business: its layers, its other modalities, its training, its serialisation
-TARGET_KEYS = frozenset(
-    "intermediate_size output_router_logits router_aux_loss_coef initializer_range use_cache head_dim "
-    "num_key_value_heads pad_token_id bos_token_id eos_token_id attention_dropout layer_types mlp_layer_types indexer_types "
-    "index_topk_pattern index_topk_freq index_skip_topk_offset indexer_rope_interleave rope_interleave rope_theta "
-    "rope_parameters rope_scaling partial_rotary_factor first_k_dense_replace moe_layer_freq ep_size pretraining_tp "
-    "linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim linear_lower_bound mhc hc_mult hc_eps "
-    "hc_sinkhorn_iters vision_config image_token_id video_token_id image_start_token_id image_end_token_id "
-    "video_start_token_id video_end_token_id architectures auto_map transformers_version _name_or_path return_dict "
-    "output_hidden_states output_attentions chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type "
-    "num_local_experts".split()
-)
 
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -247,8 +218,8 @@ def _refuse_unmodelled(text: dict[str, Any], document: dict[str, Any], prefix: s
     for key in ("index_kpool", "index_topk"):
         if text.get(key) is None:
             raise ConfigError(
-                f"{file}: {prefix}{key}: expected the checkpoint's own value, got none; a wrong one drafts badly without "
-                "an error, so state it in the file"
+                f"{file}: {prefix}{key}: expected the checkpoint's own value, got none; "
+                "a wrong one drafts badly without an error, so state it in the file"
             )
 
 

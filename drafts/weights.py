@@ -123,7 +123,7 @@ def _expert_specs(config: DraftConfig, layer: str) -> tuple[WeightSpec, WeightSp
 def load_weights(
     checkpoint: Path, specs: Sequence[WeightSpec], *, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
-    """Load `specs` from a checkpoint folder (model.safetensors, or shards with their index); returns weights by our name.
+    """Load `specs` from a checkpoint folder, one file or shards with their index; returns weights by our name.
 
     Every source is checked by name, shape and dtype from the headers before any data is read. Each weight is
     converted to its spec's dtype, whatever floating point dtype is stored. Specs made of the same sources share one
