@@ -33,6 +33,7 @@ format: $(STAMP) ## rewrite the sources in the project's style
 	$(BIN)/ruff format .
 
 setup: $(STAMP) ## install into .venv and stop there
+	@echo "$(BIN)/circuit is installed"
 
 clean: ## remove .venv, caches and build products
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -48,6 +49,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@# a Python packaged without ensurepip makes no pip in the environment; its own pip installs there instead
 	@pip="$(BIN)/python -m pip"; $$pip --version >/dev/null 2>&1 || pip="$(PYTHON) -m pip --python $(BIN)/python"; \
 	    $$pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[hf,dev]' \
-	    | sed -un -e 's/^ *\(Downloading\|Using cached\|Processing\) /  \1 /p' -e '/^Installing collected/s/:.*/ .../p' -e '/^ERROR/p'
+	    | sed -un -E -e 's#^ *(Downloading|Using cached|Processing) (.*/)?([^/ -]+-[^-]+)-[^ ]*( \([0-9].*)?( \(from.*)?$$#   \3\4#p' \
+	        -e 's/^(Installing collected packages).*/   \L\1/p'
 	@touch $@
-	@echo "== $(VENV) is ready"
