@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuit.errors import CheckpointError
-from drafts.checkpoint import Checkpoint, dtype_of, iterate_tensors, read_headers
+from drafts.checkpoint import Checkpoint, TensorHeader, dtype_of, iterate_tensors, read_headers
 from drafts.config import DraftConfig
 
 # the language model's place in the released checkpoint, and in a text-only one
@@ -131,10 +131,7 @@ def load_weights(
     Raises CheckpointError that names the tensor and the file.
     """
     headers = read_headers(checkpoint)
-    placed = _place_sources(headers, specs)
-    for spec in specs:
-        for source in placed[spec.name]:
-            _check_source(headers, spec, source)
+    placed = _checked_sources(headers, specs)
     made: dict[tuple[tuple[str, ...], torch.dtype], Tensor] = {}
     weights: dict[str, Tensor] = {}
     for spec in specs:
@@ -143,6 +140,16 @@ def load_weights(
             made[key] = _assemble(headers, spec, placed[spec.name], torch.device(device))
         weights[spec.name] = made[key]
     return weights
+
+
+def check_weights(checkpoint: Path, specs: Sequence[WeightSpec]) -> dict[str, TensorHeader]:
+    """Check `specs` against a checkpoint as load_weights does, from the headers alone; return those by stored name.
+
+    Whether a tensor holds NaN is seen only on loading. Raises CheckpointError that names the tensor and the file.
+    """
+    headers = read_headers(checkpoint)
+    placed = _checked_sources(headers, specs)
+    return {source: headers.tensors[source] for sources in placed.values() for source in sources}
 
 
 def unused_layer_tensors(checkpoint: Path, config: DraftConfig) -> tuple[str, ...]:
@@ -174,6 +181,14 @@ def _place_sources(headers: Checkpoint, specs: Sequence[WeightSpec]) -> dict[str
         )
         for spec in specs
     }
+
+
+def _checked_sources(headers: Checkpoint, specs: Sequence[WeightSpec]) -> dict[str, tuple[str, ...]]:
+    placed = _place_sources(headers, specs)
+    for spec in specs:
+        for source in placed[spec.name]:
+            _check_source(headers, spec, source)
+    return placed
 
 
 def _check_source(headers: Checkpoint, spec: WeightSpec, source: str) -> None:
