@@ -31,7 +31,7 @@ class SelectTopk(Node):
         return i64(scores.shape[0], self.topk // self.pool * self.pool + self.pool - 1)
 
     def reference(self, scores: Tensor, position: Tensor) -> Tensor:
-        num_rows, num_pools = scores.shape
+        num_pools = scores.shape[1]
         budget = self.topk // self.pool
         # a stable sort, since topk promises no order among equals
         best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :budget]

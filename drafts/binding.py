@@ -1,0 +1,103 @@
+"""DraftBinding: a circuit with everything it needs to run bound to it, and nothing implied."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from circuit import BindingError, Circuit, verify
+from compiler import Feedback, context, next_step
+from drafts.config import DraftConfig
+from drafts.decisions import Decisions
+from drafts.glm5_next import chain_feedback, mtp_head
+from drafts.weights import WeightSpec, head_weight_specs
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Sizes of the drafter's state: rows of a cache block, and the longest chain a rollback must survive."""
+
+    block_size: int
+    max_num_drafts: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBinding:
+    """A drafter's circuit with config, weights, state layout, feedback edges and decisions bound.
+
+    circuit: one draft of n sequences, as declared.
+    weights: tensors by the circuit's weight names; shared with whoever handed them in, never copied.
+    weight_specs: where each weight comes from in the checkpoint, and how it is made.
+    feedback: the edges from one draft of a chain to the next.
+    not_modelled: what this checkpoint asks for and the circuit lacks; a runner refuses a binding that lists anything.
+    """
+
+    config: DraftConfig
+    circuit: Circuit
+    weights: Mapping[str, Tensor]
+    weight_specs: tuple[WeightSpec, ...]
+    state_layout: StateLayout
+    feedback: tuple[Feedback, ...]
+    decisions: Decisions
+    not_modelled: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        verify(self.circuit)
+        for name, value in self.circuit.weights.items():
+            if name not in self.weights:
+                raise BindingError(f"binding of {self.circuit.name!r}: weight {value!r} is missing; load it first")
+            weight = self.weights[name]
+            expected = value.type
+            got = (weight.dtype, tuple(weight.shape))
+            if got != (expected.dtype, expected.sizes()):  # type: ignore[union-attr]
+                raise BindingError(
+                    f"binding of {self.circuit.name!r}: expected weight {value!r}, got {got[0]} {list(got[1])}; "
+                    f"load it for this config and dtype"
+                )
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The named dims that the binding fixes; n, max_blocks, num_blocks and num_sequences belong to a run."""
+        return {"tail_depth": self.config.index_kpool + self.state_layout.max_num_drafts}
+
+    def first_step(self) -> Circuit:
+        """The circuit of a chain's first draft, which takes the target's hidden."""
+        return self.circuit
+
+    def next_step(self) -> Circuit:
+        """The circuit of drafts 2..K, fed by the draft before through `feedback`."""
+        return next_step(self.circuit, self.feedback)
+
+    def context(self) -> Circuit:
+        """The circuit of context rows, which only fills the cache."""
+        return context(self.circuit)
+
+
+def bind_head(
+    config: DraftConfig,
+    weights: Mapping[str, Tensor],
+    decisions: Decisions,
+    *,
+    block_size: int,
+    max_num_drafts: int,
+) -> DraftBinding:
+    """Bind the GLM-5.3-Flash MTP head; `BindingError` names a weight that is missing or misshapen."""
+    return DraftBinding(
+        config=config,
+        circuit=mtp_head(config, decisions, block_size=block_size, max_num_drafts=max_num_drafts),
+        weights=weights,
+        weight_specs=head_weight_specs(config, target_norm=decisions.applies_target_norm),
+        state_layout=StateLayout(block_size=block_size, max_num_drafts=max_num_drafts),
+        feedback=chain_feedback(decisions),
+        decisions=decisions,
+        not_modelled=_not_modelled(config),
+    )
+
+
+def _not_modelled(config: DraftConfig) -> tuple[str, ...]:
+    """What the eager head runs and the circuit does not."""
+    if config.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        # the nodes' float32 parts would round a wider model
+        return (f"dtype {config.dtype}: parts of the circuit compute in float32",)
+    return ()

@@ -1,0 +1,127 @@
+"""DraftRunner: executes a binding's programs over the drafter's cache. It holds no math."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from circuit import BindingError, Circuit, LoweringError, RunResult, Value, interpret
+from drafts.batch import RowBatch
+from drafts.binding import DraftBinding
+from drafts.cache import DrafterCache
+
+BACKENDS = ("reference",)
+
+StepObserver = Callable[[int, Value, Tensor], None]
+
+
+class DraftRunner:
+    """Runs the circuit in place of the eager head: context rows, and chains of drafts.
+
+    A run reads the cache, computes all K drafts on new tensors, and writes the cache only when all of them succeeded;
+    an exception leaves the cache as it was. `observe` is shown (step, value, tensor) of every edge of a chain.
+    Backends: `reference`, the interpreter over the nodes' references.
+    """
+
+    def __init__(
+        self, binding: DraftBinding, *, backend: str = "reference", observe: StepObserver | None = None
+    ) -> None:
+        if backend not in BACKENDS:
+            raise LoweringError(f"DraftRunner: no backend {backend!r}; it has {', '.join(BACKENDS)}")
+        if binding.not_modelled:
+            raise BindingError(
+                f"DraftRunner: the circuit does not model {'; '.join(binding.not_modelled)}; run the eager head"
+            )
+        self.binding = binding
+        self.name = f"circuit:{backend}"
+        self.observe = observe
+        self._first = binding.first_step()
+        self._next = binding.next_step()
+        self._context = binding.context()
+
+    def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
+        """Write the cache rows of `rows`, which pair known tokens with the target's own hiddens."""
+        self._check(rows, cache, lookahead=0)
+        if rows.num_rows == 0:
+            return
+        inputs = _row_inputs(rows)
+        result = interpret(
+            self._context,
+            inputs={name: inputs[name] for name in self._context.inputs},
+            weights=self.binding.weights,
+            states=_states(cache),
+        )
+        _store(cache, result.states)
+
+    def draft(self, rows: RowBatch, cache: DrafterCache, *, num_drafts: int) -> Tensor:
+        """Return int64 [n, num_drafts]: per row (one per sequence) a chain of drafts, step i at position + i.
+
+        Writes `num_drafts` cache rows per sequence. `ValueError` for rows beyond the block table, or for more drafts
+        than the state was laid out for.
+        """
+        if not 1 <= num_drafts <= self.binding.state_layout.max_num_drafts:
+            raise ValueError(
+                f"DraftRunner.draft: expected 1 to {self.binding.state_layout.max_num_drafts} drafts, got {num_drafts}"
+            )
+        self._check(rows, cache, lookahead=num_drafts - 1)
+        live = rows.sequence[rows.sequence > 0]
+        if live.unique().numel() != live.numel():
+            raise ValueError("DraftRunner.draft: expected one row per sequence, got two of one; draft them in turn")
+        fed = _row_inputs(rows)
+        states = _states(cache)
+        drafts = torch.empty(rows.num_rows, num_drafts, dtype=torch.int64, device=rows.token.device)
+        for step in range(num_drafts):
+            program = self._first if step == 0 else self._next
+            result = self._step(step, program, fed, states)
+            states = result.states
+            drafts[:, step] = result.outputs["token"]
+            fed |= {edge.target: result.outputs[edge.source] for edge in self.binding.feedback}
+        _store(cache, states)
+        return drafts
+
+    def _step(self, step: int, program: Circuit, fed: dict[str, Tensor], states: dict[str, Tensor]) -> RunResult:
+        observe = self.observe
+        return interpret(
+            program,
+            inputs={name: fed[name] for name in program.inputs},
+            weights=self.binding.weights,
+            states=states,
+            observe=None if observe is None else lambda value, tensor: observe(step, value, tensor),
+        )
+
+    def _check(self, rows: RowBatch, cache: DrafterCache, *, lookahead: int) -> None:
+        layout = self.binding.state_layout
+        if cache.block_size != layout.block_size or cache.tail_depth < self.binding.dims["tail_depth"]:
+            raise BindingError(
+                f"DraftRunner: expected a cache of block_size {layout.block_size} and a tail at least "
+                f"{self.binding.dims['tail_depth']} deep, got {cache.block_size} and {cache.tail_depth}; bind again"
+            )
+        rows.check_values(
+            vocab_size=self.binding.config.vocab_size,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            num_sequences=cache.num_sequences,
+            lookahead=lookahead,
+        )
+
+
+def _row_inputs(rows: RowBatch) -> dict[str, Tensor]:
+    return {
+        "token": rows.token,
+        "target_hidden": rows.hidden,
+        "position": rows.position,
+        "sequence": rows.sequence,
+        "block_table": rows.block_table,
+        # draft 1 makes the selection that a shared one extends
+        "selected_at": rows.position,
+    }
+
+
+def _states(cache: DrafterCache) -> dict[str, Tensor]:
+    return {"latent_cache": cache.latent, "index_keys": cache.index_keys, "tail": cache.tail}
+
+
+def _store(cache: DrafterCache, states: dict[str, Tensor]) -> None:
+    """Copy the new states over the old: in place, so that whoever shares the cache's memory sees them."""
+    for old, new in zip(_states(cache).values(), (states[name] for name in _states(cache)), strict=True):
+        old.copy_(new)
