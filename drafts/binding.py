@@ -91,12 +91,12 @@ def bind_head(
         state_layout=StateLayout(block_size=block_size, max_num_drafts=max_num_drafts),
         feedback=chain_feedback(decisions),
         decisions=decisions,
-        not_modelled=_not_modelled(config),
+        not_modelled=not_modelled(config),
     )
 
 
-def _not_modelled(config: DraftConfig) -> tuple[str, ...]:
-    """What the eager head runs and the circuit does not."""
+def not_modelled(config: DraftConfig) -> tuple[str, ...]:
+    """Return what the eager head runs and the circuit does not, a phrase each; empty for most checkpoints."""
     if config.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         # the nodes' float32 parts would round a wider model
         return (f"dtype {config.dtype}: parts of the circuit compute in float32",)
