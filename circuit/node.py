@@ -7,10 +7,10 @@ a port named in `writes` takes a state and the node returns its next version fir
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from circuit.cost import Cost
 from circuit.errors import TypeRuleError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from circuit.graph import Value
 
 PortType: TypeAlias = TensorType | StateType
+# an attribute that counts something: heads, rows, experts
+Count: TypeAlias = Annotated[int, Field(ge=1)]
 
 _CATALOGUE: dict[str, type["Node"]] = {}
 _BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")

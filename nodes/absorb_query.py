@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Node, TensorType
+from circuit import Cost, Count, Node, TensorType
 
 
 class AbsorbQuery(Node):
@@ -16,7 +16,7 @@ class AbsorbQuery(Node):
     Source:   absorbed form of multi-head latent attention (DeepSeek-V2, section 2.1)
     """
 
-    v_head_dim: int
+    v_head_dim: Count
 
     def infer(self, query: TensorType, kv_b: TensorType) -> TensorType:
         if not query.dtype.is_floating_point or len(query.shape) != 3:

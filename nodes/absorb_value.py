@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Node, TensorType
+from circuit import Cost, Count, Node, TensorType
 
 
 class AbsorbValue(Node):
@@ -16,8 +16,8 @@ class AbsorbValue(Node):
     Source:   absorbed form of multi-head latent attention (DeepSeek-V2, section 2.1)
     """
 
-    v_head_dim: int
-    qk_nope_head_dim: int
+    v_head_dim: Count
+    qk_nope_head_dim: Count
 
     def infer(self, attended: TensorType, kv_b: TensorType) -> TensorType:
         if not attended.dtype.is_floating_point or len(attended.shape) != 3:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Node, TensorType, i64, total_bytes
+from circuit import Cost, Count, Node, TensorType, i64, total_bytes
 
 
 class CacheSlots(Node):
@@ -19,8 +19,8 @@ class CacheSlots(Node):
     Source:   slot mapping of paged attention; a position beyond the table is refused by the caller
     """
 
-    entries_per_block: int
-    rows_per_entry: int = 1
+    entries_per_block: Count
+    rows_per_entry: Count = 1
 
     def infer(self, position: TensorType, block_table: TensorType) -> TensorType:
         if position.dtype != i64().dtype or len(position.shape) != 1:

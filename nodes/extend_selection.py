@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Node, TensorType, i64, total_bytes
+from circuit import Cost, Count, Node, TensorType, i64, total_bytes
 
 
 class ExtendSelection(Node):
@@ -17,7 +17,7 @@ class ExtendSelection(Node):
               caller keeps position - selected_at within it
     """
 
-    rows: int
+    rows: Count
 
     def infer(self, selected: TensorType, selected_at: TensorType, position: TensorType) -> TensorType:
         if selected.dtype != i64().dtype or len(selected.shape) != 2:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from circuit import Cost, Node, TensorType, f32, i64, total_bytes
+from circuit import Cost, Count, Node, TensorType, f32, i64, total_bytes
 
 
 class SelectTopk(Node):
@@ -20,8 +20,8 @@ class SelectTopk(Node):
     Source:   transformers glm5_next, Glm5NextTextIndexer: topk over pools, append_visible_tail
     """
 
-    topk: int
-    pool: int
+    topk: Count
+    pool: Count
 
     def infer(self, scores: TensorType, position: TensorType) -> TensorType:
         if scores.dtype != f32().dtype or len(scores.shape) != 2:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from circuit import Cost, Node, TensorType, as_dim
+from circuit import Cost, Count, Node, TensorType, as_dim
 
 
 class SplitHeads(Node):
@@ -15,12 +15,12 @@ class SplitHeads(Node):
     Source:   transformers glm5_next, the view after q_b_proj and wq_b
     """
 
-    num_heads: int
+    num_heads: Count
 
     def infer(self, x: TensorType) -> TensorType:
         if len(x.shape) != 2:
             raise self.reject("x", x, "[n, num_heads*d]")
-        head_dim = as_dim(x.shape[1] / self.num_heads) if self.num_heads > 0 else as_dim(0)
+        head_dim = as_dim(x.shape[1] / self.num_heads)
         if head_dim.is_integer is not True or head_dim == 0:
             raise self.reject("x", x, f"a last dim that divides into {self.num_heads} heads")
         return x.with_shape(x.shape[0], self.num_heads, head_dim)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Node, TensorType, f32, i64, total_bytes
+from circuit import Cost, Count, Node, TensorType, f32, i64, total_bytes
 
 
 class TopkRouter(Node):
@@ -20,9 +20,9 @@ class TopkRouter(Node):
     """
 
     results = ("ids", "weights")
-    top_k: int
-    n_group: int
-    topk_group: int
+    top_k: Count
+    n_group: Count
+    topk_group: Count
     norm_topk_prob: bool
     scale: float
 
