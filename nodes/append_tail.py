@@ -26,8 +26,13 @@ class AppendTail(Node):
     def infer(
         self, tail: StateType, keys: TensorType, gates: TensorType, position: TensorType, sequence: TensorType
     ) -> StateType:
-        if tail.layout != "ring" or len(tail.tensor.shape) != 4 or tail.tensor.shape[2] != 2:
-            raise self.reject("tail", tail, "a ring state [sequences, depth, 2, d]")
+        if (
+            tail.layout != "ring"
+            or len(tail.tensor.shape) != 4
+            or tail.tensor.shape[2] != 2
+            or tail.rows_per_entry != 1
+        ):
+            raise self.reject("tail", tail, "a ring state [sequences, depth, 2, d] of one row per entry")
         for port, rows in (("keys", keys), ("gates", gates)):
             if len(rows.shape) != 2 or rows != tail.tensor.with_shape(keys.shape[0], tail.tensor.shape[3]):
                 raise self.reject(port, rows, f"{tail.tensor.with_shape('n', tail.tensor.shape[3])} to match {tail}")

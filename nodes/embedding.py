@@ -19,8 +19,8 @@ class Embedding(Node):
     def infer(self, token: TensorType, weight: TensorType) -> TensorType:
         if token.dtype != i64().dtype or len(token.shape) != 1:
             raise self.reject("token", token, "i64[n]")
-        if len(weight.shape) != 2:
-            raise self.reject("weight", weight, "[vocab, hidden]")
+        if not weight.dtype.is_floating_point or len(weight.shape) != 2:
+            raise self.reject("weight", weight, "a floating point [vocab, hidden]")
         return weight.with_shape(*token.shape, weight.shape[1])
 
     def reference(self, token: Tensor, weight: Tensor) -> Tensor:
@@ -28,4 +28,5 @@ class Embedding(Node):
 
     def cost(self, token: TensorType, weight: TensorType) -> Cost:
         row_bytes = self.infer(token, weight).num_bytes()
-        return Cost(bytes_read=token.num_bytes() + row_bytes, bytes_written=row_bytes)
+        # a row that several tokens name is read once
+        return Cost(bytes_read=token.num_bytes() + min(row_bytes, weight.num_bytes()), bytes_written=row_bytes)

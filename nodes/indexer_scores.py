@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Node, StateType, TensorType, f32, i64, total_bytes
+from circuit import Cost, Count, Node, StateType, TensorType, f32, i64, total_bytes
 
 
 class IndexerScores(Node):
@@ -21,7 +21,7 @@ class IndexerScores(Node):
     """
 
     reads = ("pool_keys",)
-    pool: int
+    pool: Count
 
     def infer(
         self,
@@ -68,5 +68,7 @@ class IndexerScores(Node):
         scores = self.infer(pool_keys, query, head_weights, position, block_table)
         keys = pool_keys.tensor.with_shape(*scores.shape, pool_keys.tensor.shape[2])
         flops = 2 * keys.num_elements() * int(query.sizes()[1])
-        read = total_bytes(keys, query, head_weights, position, block_table)
+        # a key that several rows share is read once
+        key_bytes = min(keys.num_bytes(), pool_keys.tensor.num_bytes())
+        read = key_bytes + total_bytes(query, head_weights, position, block_table)
         return Cost(flops, read, scores.num_bytes())

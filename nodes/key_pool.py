@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Node, StateType, TensorType, i64, total_bytes
+from circuit import Cost, Count, Node, StateType, TensorType, i64, total_bytes
 
 
 class KeyPool(Node):
@@ -21,7 +21,7 @@ class KeyPool(Node):
     """
 
     reads = ("tail",)
-    pool: int
+    pool: Count
 
     def infer(
         self,
@@ -32,8 +32,13 @@ class KeyPool(Node):
         position: TensorType,
         sequence: TensorType,
     ) -> TensorType:
-        if tail.layout != "ring" or len(tail.tensor.shape) != 4 or tail.tensor.shape[2] != 2:
-            raise self.reject("tail", tail, "a ring state [sequences, depth, 2, d]")
+        if (
+            tail.layout != "ring"
+            or len(tail.tensor.shape) != 4
+            or tail.tensor.shape[2] != 2
+            or tail.rows_per_entry != 1
+        ):
+            raise self.reject("tail", tail, "a ring state [sequences, depth, 2, d] of one row per entry")
         depth, width = tail.tensor.shape[1], tail.tensor.shape[3]
         if depth.is_Integer and depth < self.pool:
             raise self.reject("tail", tail, f"a ring at least {self.pool} rows deep, one pool")
@@ -74,7 +79,7 @@ class KeyPool(Node):
         position: TensorType,
         sequence: TensorType,
     ) -> Cost:
-        # the rows of a pool that are not this one: read from the tail or from neighbours
-        held = (self.pool - 1) * total_bytes(keys, gates)
+        # at most: the other rows of each pool are all in the tail
+        held = min((self.pool - 1) * total_bytes(keys, gates), tail.tensor.num_bytes())
         read = held + total_bytes(keys, gates, position_bias, position, sequence)
         return Cost(6 * self.pool * keys.num_elements(), read, keys.num_bytes())

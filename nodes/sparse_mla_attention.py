@@ -47,4 +47,6 @@ class SparseMlaAttention(Node):
     def cost(self, latent: StateType, query: TensorType, selected: TensorType, block_table: TensorType) -> Cost:
         rows = latent.tensor.with_shape(*selected.shape, latent.tensor.shape[2])
         flops = 4 * rows.num_elements() * int(query.sizes()[1])
-        return Cost(flops, total_bytes(rows, query, selected, block_table), query.num_bytes())
+        # a latent that several rows share is read once
+        row_bytes = min(rows.num_bytes(), latent.tensor.num_bytes())
+        return Cost(flops, row_bytes + total_bytes(query, selected, block_table), query.num_bytes())

@@ -7,7 +7,7 @@ from circuit import Cost, Node, TensorType, total_bytes
 
 
 class Swiglu(Node):
-    """silu(min(gate, limit)) * clamp(up, -limit, limit).
+    """Multiply silu(min(gate, limit)) by clamp(up, -limit, limit).
 
     Ports:    gate T[..., d] - up T[..., d]
     Result:   T[..., d]
