@@ -8,15 +8,46 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from drafts.batch import RowBatch
+    from drafts.binding import DraftBinding, bind_head
     from drafts.config import DraftConfig, read_config
+    from drafts.decisions import Decisions, default_decisions
+    from drafts.glm5_next import mtp_head
+    from drafts.proposer import DraftProposer, ProposerState
+    from drafts.runner import DraftRunner
+    from drafts.sampling import Sampling
+    from drafts.speculate import generate
 
 _MODULES = {
+    "Decisions": "drafts.decisions",
+    "DraftBinding": "drafts.binding",
     "DraftConfig": "drafts.config",
+    "DraftProposer": "drafts.proposer",
+    "DraftRunner": "drafts.runner",
+    "ProposerState": "drafts.proposer",
     "RowBatch": "drafts.batch",
+    "Sampling": "drafts.sampling",
+    "bind_head": "drafts.binding",
+    "default_decisions": "drafts.decisions",
+    "generate": "drafts.speculate",
+    "mtp_head": "drafts.glm5_next",
     "read_config": "drafts.config",
 }
 
-__all__ = ["DraftConfig", "RowBatch", "read_config"]
+__all__ = [
+    "Decisions",
+    "DraftBinding",
+    "DraftConfig",
+    "DraftProposer",
+    "DraftRunner",
+    "ProposerState",
+    "RowBatch",
+    "Sampling",
+    "bind_head",
+    "default_decisions",
+    "generate",
+    "mtp_head",
+    "read_config",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -6,40 +6,27 @@ a swap in the middle of a sequence is sound.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from circuit import StateError
+from drafts.arguments import check_hiddens, one_hidden, token_ids
 from drafts.batch import RowBatch
 from drafts.binding import DraftBinding, bind_head
-from drafts.cache import CachedSequence, DrafterCache
-from drafts.config import DraftConfig
-from drafts.decisions import Decisions
+from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, CachedSequence, DrafterCache
+from drafts.config import DraftConfig, read_config
+from drafts.decisions import Decisions, default_decisions
+from drafts.eager_glm5_next import EagerGlm5NextHead, EagerPath
+from drafts.path import DraftPath
+from drafts.weights import head_weight_specs, load_weights
 
 MAX_CONTEXT_ROWS = 512  # rows of one context run, which bounds the memory of a prefill
-INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-class DraftPath(Protocol):
-    """One way to run the head. Both calls change the cache only when everything has succeeded."""
-
-    @property
-    def name(self) -> str:
-        """What counters and reports call it: `eager`, `circuit:reference`."""
-        ...
-
-    def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
-        """Write the cache rows of `rows`, and nothing else."""
-        ...
-
-    def draft(self, rows: RowBatch, cache: DrafterCache, *, num_drafts: int) -> Tensor:
-        """Return int64 [n, num_drafts] for one row per sequence, writing `num_drafts` rows each."""
-        ...
+DEFAULT_MAX_SEQ_LEN = 8192  # tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -59,30 +46,89 @@ class ProposerState:
 class DraftProposer:
     """The drafter's life cycle over an eager path and, once swapped in, a circuit path.
 
-    `max_seq_len` in tokens bounds every sequence; `num_sequences` may live at a time; `max_num_drafts` bounds K.
-    Nothing here is safe for use from two threads.
+    `weights` are named as head_weight_specs names them, and shared, never copied. `max_seq_len` in tokens bounds every
+    sequence; `num_sequences` may live at a time; `max_num_drafts` bounds K. Not safe for use from two threads.
     """
 
     def __init__(
-        self, config: DraftConfig, eager: DraftPath, cache: DrafterCache, *, max_seq_len: int, max_num_drafts: int
+        self,
+        config: DraftConfig,
+        weights: Mapping[str, Tensor],
+        decisions: Decisions,
+        *,
+        max_seq_len: int,
+        max_num_drafts: int = DEFAULT_MAX_NUM_DRAFTS,
+        num_sequences: int = 1,
     ) -> None:
         if not 1 <= max_seq_len <= config.max_position_embeddings:
             raise ValueError(
                 f"DraftProposer.max_seq_len: expected 1 to max_position_embeddings {config.max_position_embeddings}, "
                 f"got {max_seq_len}"
             )
-        if max_num_drafts < 1 or cache.tail_depth < config.index_kpool + max_num_drafts:
-            raise ValueError(
-                f"DraftProposer.max_num_drafts: expected 1 to {cache.tail_depth - config.index_kpool} for a cache "
-                f"with a tail of {cache.tail_depth} rows, got {max_num_drafts}; build the cache with a deeper tail"
-            )
+        for name, count in (("max_num_drafts", max_num_drafts), ("num_sequences", num_sequences)):
+            if count < 1:
+                raise ValueError(f"DraftProposer.{name}: expected 1 or more, got {count}")
         self.config = config
-        self.cache = cache
+        self.weights = weights
+        self.decisions = decisions
         self.max_seq_len = max_seq_len
         self.max_num_drafts = max_num_drafts
-        self._eager = eager
+        self.cache = DrafterCache.for_rows(
+            config,
+            max_seq_len,
+            num_sequences=num_sequences,
+            max_num_drafts=max_num_drafts,
+            device=weights["embed_tokens"].device,
+        )
+        self._eager: DraftPath = EagerPath(EagerGlm5NextHead(config, weights, decisions))
         self._circuit: DraftPath | None = None
         self._counts: Counter[str] = Counter()
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Path | str,
+        *,
+        dtype: torch.dtype | None = None,
+        decisions: Decisions | None = None,
+        max_seq_len: int | None = None,
+        max_num_drafts: int = DEFAULT_MAX_NUM_DRAFTS,
+        num_sequences: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> "DraftProposer":
+        """Load the drafter of a checkpoint folder.
+
+        `dtype` overrides the checkpoint's, `decisions` the stated defaults. `max_seq_len` defaults to the checkpoint's
+        limit, 8192 tokens at most, since the cache is allocated for it. Raises ConfigError or CheckpointError that
+        names file and key or tensor.
+        """
+        folder = Path(checkpoint)
+        config = read_config(folder, dtype=dtype)
+        decided = default_decisions(config) if decisions is None else decisions
+        specs = head_weight_specs(config, target_norm=decided.applies_target_norm)
+        return cls(
+            config,
+            load_weights(folder, specs, device=device),
+            decided,
+            max_seq_len=max_seq_len or min(config.max_position_embeddings, DEFAULT_MAX_SEQ_LEN),
+            max_num_drafts=max_num_drafts,
+            num_sequences=num_sequences,
+        )
+
+    def circuit_draft(self) -> DraftBinding | None:
+        """Return this drafter's circuit, bound to its weights and cache layout; None for what it does not model."""
+        binding = bind_head(
+            self.config,
+            self.weights,
+            self.decisions,
+            block_size=self.cache.block_size,
+            max_num_drafts=self.max_num_drafts,
+        )
+        return None if binding.not_modelled else binding
+
+    @property
+    def _device(self) -> torch.device:
+        return self.cache.latent.device
 
     @property
     def path(self) -> DraftPath:
@@ -139,8 +185,8 @@ class DraftProposer:
         state that has r0 rows already, the two start at token r0: to prefill in chunks, begin each with the last token
         and hidden of the one before.
         """
-        tokens = self._tokens(prompt_tokens, "prefill_drafter")
-        self._check_hiddens(hiddens, tokens.numel(), "prefill_drafter")
+        tokens = token_ids(prompt_tokens, self.config, where="prefill_drafter", device=self._device)
+        check_hiddens(hiddens, self.config, num_rows=tokens.numel(), where="prefill_drafter", device=self._device)
         if tokens.numel() < 2:
             self.cache.rows(state.sequence)  # a freed state raises here too
             return 0
@@ -154,8 +200,8 @@ class DraftProposer:
         Writes nothing and returns 0 unless row_base is the number of rows there are. `pos_base` equals row_base, for
         the row space is dense.
         """
-        ids = self._tokens(tokens, "catchup_drafter")
-        self._check_hiddens(hiddens, ids.numel(), "catchup_drafter")
+        ids = token_ids(tokens, self.config, where="catchup_drafter", device=self._device)
+        check_hiddens(hiddens, self.config, num_rows=ids.numel(), where="catchup_drafter", device=self._device)
         if pos_base != row_base:
             raise ValueError(f"catchup_drafter: expected pos_base {row_base} like row_base, got {pos_base}")
         if row_base != self.drafter_rows(state):
@@ -175,8 +221,8 @@ class DraftProposer:
         Raises ValueError for bad arguments, StateError when rows before `position` are missing; then, and after an
         exception in the run, rows and live cache are as they were.
         """
-        ids = self._tokens([last_token], "propose")
-        hidden = self._one_hidden(target_hidden)
+        ids = token_ids([last_token], self.config, where="propose", device=self._device)
+        hidden = one_hidden(target_hidden, self.config, where="propose", device=self._device)
         if position < 0:
             raise ValueError(f"propose.position: expected 0 or more, got {position}")
         if not 0 <= num_drafts <= self.max_num_drafts:
@@ -220,16 +266,6 @@ class DraftProposer:
             state.num_drafted = 0
         return rows
 
-    def bind_circuit(self, weights: dict[str, Tensor], decisions: Decisions) -> DraftBinding:
-        """Return the circuit of this drafter, bound to weights and to this cache's layout."""
-        return bind_head(
-            self.config,
-            weights,
-            decisions,
-            block_size=self.cache.block_size,
-            max_num_drafts=self.max_num_drafts,
-        )
-
     def _write(self, tokens: Tensor, hiddens: Tensor, state: ProposerState) -> int:
         """Append rows in runs of bounded size, all or none of them."""
         first, num_rows = self.drafter_rows(state), tokens.numel()
@@ -263,37 +299,7 @@ class DraftProposer:
             raise
 
     def _places(self, state: ProposerState, first_row: int, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        device = self.cache.latent.device
+        device = self._device
         position = torch.arange(first_row, first_row + num_rows, device=device)
         sequence = torch.full((num_rows,), state.sequence.slot, dtype=torch.int64, device=device)
         return position, sequence, self.cache.block_table([state.sequence]).expand(num_rows, -1)
-
-    def _tokens(self, tokens: Sequence[int] | Tensor, where: str) -> Tensor:
-        ids = torch.as_tensor(tokens, device=self.cache.latent.device)
-        if ids.dim() != 1 or (ids.numel() and ids.dtype not in INTEGER_DTYPES):
-            raise ValueError(f"{where}.tokens: expected integers [n], got {ids.dtype} {list(ids.shape)}")
-        ids = ids.to(torch.int64)
-        outside = ids[(ids < 0) | (ids >= self.config.vocab_size)]
-        if outside.numel():
-            raise ValueError(f"{where}.tokens: expected ids 0 to {self.config.vocab_size - 1}, got {int(outside[0])}")
-        return ids
-
-    def _check_hiddens(self, hiddens: Tensor, num_rows: int, where: str) -> None:
-        if not isinstance(hiddens, Tensor):
-            raise ValueError(f"{where}.hiddens: expected a tensor, got {type(hiddens).__name__}")
-        expected = (num_rows, self.config.hidden_size)
-        if tuple(hiddens.shape) != expected or hiddens.dtype != self.config.dtype:
-            raise ValueError(
-                f"{where}.hiddens: expected {self.config.dtype} {list(expected)}, one per token, "
-                f"got {hiddens.dtype} {list(hiddens.shape)}"
-            )
-        if hiddens.device != self.cache.latent.device:
-            raise ValueError(f"{where}.hiddens: expected device {self.cache.latent.device}, got {hiddens.device}")
-
-    def _one_hidden(self, target_hidden: Tensor) -> Tensor:
-        hidden = target_hidden
-        if isinstance(target_hidden, Tensor) and target_hidden.dim() == 1:
-            hidden = target_hidden.unsqueeze(0)
-        self._check_hiddens(hidden, 1, "propose")
-        # a copy: the caller may overwrite its buffer once the call returns
-        return hidden.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,44 @@
+"""Checks of what a serving loop hands the proposer; every fault is a ValueError before anything runs."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafts.config import DraftConfig
+
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def token_ids(tokens: Sequence[int] | Tensor, config: DraftConfig, *, where: str, device: torch.device) -> Tensor:
+    """Return int64 [n] of ids that the vocabulary holds."""
+    ids = torch.as_tensor(tokens, device=device)
+    if ids.dim() != 1 or (ids.numel() and ids.dtype not in INTEGER_DTYPES):
+        raise ValueError(f"{where}.tokens: expected integers [n], got {ids.dtype} {list(ids.shape)}")
+    ids = ids.to(torch.int64)
+    outside = ids[(ids < 0) | (ids >= config.vocab_size)]
+    if outside.numel():
+        raise ValueError(f"{where}.tokens: expected ids 0 to {config.vocab_size - 1}, got {int(outside[0])}")
+    return ids
+
+
+def check_hiddens(hiddens: Tensor, config: DraftConfig, *, num_rows: int, where: str, device: torch.device) -> None:
+    """Hold that `hiddens` is [num_rows, hidden_size] in the model dtype on the drafter's device, strided as it likes."""
+    if not isinstance(hiddens, Tensor):
+        raise ValueError(f"{where}.hiddens: expected a tensor, got {type(hiddens).__name__}")
+    expected = (num_rows, config.hidden_size)
+    if tuple(hiddens.shape) != expected or hiddens.dtype != config.dtype:
+        raise ValueError(
+            f"{where}.hiddens: expected {config.dtype} {list(expected)}, one per token, "
+            f"got {hiddens.dtype} {list(hiddens.shape)}"
+        )
+    if hiddens.device != device:
+        raise ValueError(f"{where}.hiddens: expected device {device}, got {hiddens.device}; move it first")
+
+
+def one_hidden(target_hidden: Tensor, config: DraftConfig, *, where: str, device: torch.device) -> Tensor:
+    """Return a copy [1, hidden_size] of a hidden [hidden_size] or [1, hidden_size]; the caller may overwrite its own."""
+    is_flat = isinstance(target_hidden, Tensor) and target_hidden.dim() == 1
+    hidden = target_hidden.unsqueeze(0) if is_flat else target_hidden
+    check_hiddens(hidden, config, num_rows=1, where=where, device=device)
+    return hidden.clone(memory_format=torch.contiguous_format)
