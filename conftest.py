@@ -6,6 +6,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --golden."""
     parser.addoption(
         "--golden",
         action="append",

@@ -1,7 +1,11 @@
-"""One test per golden case: those beside this file, or those of the folders given with --golden."""
+"""One test per golden case: those beside this file, or those of the folders given with --golden.
+
+A test takes `golden_case` to run on every case, or `case_with_VARIANT` to run on those that record that variant.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,11 +16,14 @@ VECTORS = Path(__file__).parent / "vectors"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "golden_case" in metafunc.fixturenames:
-        cases = _cases(metafunc.config)
-        metafunc.parametrize("golden_case", cases, ids=[case.name for case in cases])
+    for fixture in metafunc.fixturenames:
+        variant = fixture.removeprefix("case_with_")
+        if fixture == "golden_case" or variant != fixture:
+            cases = [case for case in _cases(metafunc.config) if variant == fixture or variant in case.variants]
+            metafunc.parametrize(fixture, cases, ids=[case.name for case in cases])
 
 
+@cache
 def _cases(config: pytest.Config) -> list[GoldenCase]:
     folders = [config.invocation_params.dir / folder for folder in config.getoption("--golden")] or [VECTORS]
     try:

@@ -18,7 +18,13 @@ class EagerHead:
     head: EagerGlm5NextHead
 
     def step(
-        self, rows: RowBatch, tensors: CacheTensors, *, recycled: bool, selected: Tensor | None, selected_at: Tensor | None
+        self,
+        rows: RowBatch,
+        tensors: CacheTensors,
+        *,
+        recycled: bool,
+        selected: Tensor | None,
+        selected_at: Tensor | None,
     ) -> tuple[Edges, CacheTensors]:
         step = self.head.step(
             rows.token,

@@ -36,16 +36,30 @@ class HeadUnderTest(Protocol):
     """One draft step, and context rows; cache tensors go in and come out, the same objects or new ones."""
 
     def step(
-        self, rows: RowBatch, tensors: CacheTensors, *, recycled: bool, selected: Tensor | None, selected_at: Tensor | None
+        self,
+        rows: RowBatch,
+        tensors: CacheTensors,
+        *,
+        recycled: bool,
+        selected: Tensor | None,
+        selected_at: Tensor | None,
     ) -> tuple[Edges, CacheTensors]: ...
 
     def context(self, rows: RowBatch, tensors: CacheTensors) -> tuple[Edges, CacheTensors]: ...
 
 
+class DraftPath(Protocol):
+    """The contract of every way to run the head."""
+
+    def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None: ...
+
+    def draft(self, rows: RowBatch, cache: DrafterCache, *, num_drafts: int) -> Tensor: ...
+
+
 HeadFactory = Callable[[DraftConfig, dict[str, Tensor], Decisions], HeadUnderTest]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GoldenCase:
     """One case of a cases.json, with its checkpoint and vectors beside it."""
 
@@ -61,6 +75,11 @@ class GoldenCase:
         return self.document["sequences"]
 
     @property
+    def variants(self) -> dict[str, list[list[list[int]]]]:
+        """Drafts by variant, [sequence][propose][draft]."""
+        return self.document["variants"]
+
+    @property
     def is_float32(self) -> bool:
         return self.document["dtype"] == "float32"
 
@@ -73,6 +92,10 @@ class GoldenCase:
 
     def weights(self, config: DraftConfig) -> dict[str, Tensor]:
         return _weights(self.folder / self.document["checkpoint"], config)
+
+    def drafts(self, index: int) -> list[list[int]]:
+        """The golden drafts of each propose of sequence `index`."""
+        return [op["drafts"] for _, op in self.proposes(index)]
 
     def proposes(self, index: int) -> list[tuple[int, dict[str, Any]]]:
         """(op number, op) of each propose of sequence `index`."""
@@ -87,6 +110,7 @@ class StepPlay:
     expected: dict[str, Any]  # the step's JSON: selected, margins
     edges: Edges
     sequence: int
+    position: int
     propose: int  # number among the sequence's proposes
     index: int  # number of the step in its propose
 
@@ -137,7 +161,9 @@ def play_sequence(
     memory.allocate(rows=1)
     player = _Player(case, index, head, SequencePlay(memory, memory.allocate()), decisions, is_teacher_forced)
     for number, op in enumerate(case.sequences[index]["ops"]):
-        {"prefill": player.prefill, "propose": player.propose, "after_verify": player.after_verify}[op["op"]](number, op)
+        {"prefill": player.prefill, "propose": player.propose, "after_verify": player.after_verify}[op["op"]](
+            number, op
+        )
         assert memory.rows(player.play.state) == op["rows_after"], f"{case.name} seq{index}/op{number}"
     return player.play
 
@@ -174,7 +200,9 @@ class _Player:
             )
             self._keep(tensors)
             expected = op["steps"][step]
-            self.play.steps.append(StepPlay(key, expected, edges, self.index, len(self.play.drafts), step))
+            self.play.steps.append(
+                StepPlay(key, expected, edges, self.index, op["position"] + step, len(self.play.drafts), step)
+            )
             if self.decisions.index_share != "off" and step == 0:
                 selected, selected_at = edges["selected"], rows.position
             token = edges["logits"].argmax(-1)
@@ -218,6 +246,34 @@ class _Player:
         for ours, theirs in zip(self._tensors(), tensors, strict=True):
             if theirs is not ours:
                 ours.copy_(theirs)
+
+
+def play_path(case: GoldenCase, index: int, path: DraftPath) -> SequencePlay:
+    """Play sequence `index` over a draft path, a whole chain a propose; drafts and the cache come back, no edges."""
+    config, sequence = case.config(), case.sequences[index]
+    longest = max(op.get("rows_after", 0) for op in sequence["ops"])
+    memory = DrafterCache.for_rows(config, longest)
+    play = SequencePlay(memory, memory.allocate(rows=longest))
+    state, hiddens = play.state, case.vectors[sequence["hiddens"]]
+    for number, op in enumerate(sequence["ops"]):
+        if op["op"] == "propose":
+            token, hidden = torch.tensor([op["last_token"]]), hiddens[op["hidden_row"]][None]
+            rows = rows_of(memory, state, token, hidden, op["position"])
+            play.drafts += path.draft(rows, memory, num_drafts=op["k"]).tolist()
+            memory.commit(state, op["position"] + op["k"])
+        else:
+            if op["op"] == "after_verify":
+                memory.rewind(state, op["rows_after_rewind"])
+            tokens, first = (
+                op.get("tokens", op.get("catchup_tokens", [0])),
+                op.get("hiddens", op.get("catchup_hiddens")),
+            )
+            if len(tokens) > 1:
+                start, hidden = memory.rows(state), hiddens[first[0] : first[0] + len(tokens) - 1]
+                path.write_rows(rows_of(memory, state, torch.tensor(tokens[1:]), hidden, start), memory)
+                memory.commit(state, start + len(tokens) - 1)
+        assert memory.rows(state) == op["rows_after"], f"{case.name} seq{index}/op{number}"
+    return play
 
 
 def rows_of(memory: DrafterCache, state: CachedSequence, token: Tensor, hidden: Tensor, start: int) -> RowBatch:
