@@ -28,32 +28,6 @@ AFTER_ATTENTION = frozenset(
     {"attn_heads", "attn_out", "x1", "moe_in", "router_logits", "router_weights", "experts_out", "shared_out"}
     | {"moe_out", "block_out", "head_normed", "logits"}
 )
-NEAR_TIE.
-"""
-
-from __future__ import annotations
-
-import functools
-
-import torch
-from torch import Tensor
-
-from tests.golden.replay import (
-    CONTEXT_EDGES,
-    GoldenCase,
-    HeadFactory,
-    SequencePlay,
-    StepPlay,
-    cache_contents,
-    play_sequence,
-)
-
-AFTER_ATTENTION = frozenset(
-    ["attn_heads", "attn_out", "x1", "moe_in", "router_logits", "router_weights", "experts_out", "shared_out"]
-    + ["moe_out", "block_out", "head_normed", "logits"]
-)
-
-
 NEAR_TIE = 0.125  # two steps of bfloat16 between 8 and 16, where the largest logits lie
 
 
