@@ -1,5 +1,16 @@
-"""Circuit in, program out: the passes that specialise a circuit to the programs a drafter runs."""
+"""Circuit in, program out: the passes that specialise a circuit to a drafter's programs, and the proof of parity."""
 
+from compiler.parity import Bound, EdgeDifference, bound_for, compare_edges, worst_edge
 from compiler.passes import Feedback, context, next_step, remove_dead_code
 
-__all__ = ["Feedback", "context", "next_step", "remove_dead_code"]
+__all__ = [
+    "Bound",
+    "EdgeDifference",
+    "Feedback",
+    "bound_for",
+    "compare_edges",
+    "context",
+    "next_step",
+    "remove_dead_code",
+    "worst_edge",
+]
