@@ -36,7 +36,14 @@ class CircuitHead:
             # step 0 adds no rows to what it chose, so its extension is all -1
             width = self.binding.config.selected_width
             inputs |= {"selected": selected, "chosen": selected[:, :width], "selected_at": selected_at}
-        return self._run(program, inputs, tensors)
+        edges, tensors = self._run(program, inputs, tensors)
+        # the vectors hold complete pools only, the circuit a column for every place of the block table
+        num_pools = int(rows.position.max() + 1) // self.binding.config.index_kpool
+        pool_keys = tensors[1][rows.block_table].flatten(1, 2)[:, :num_pools]
+        edges = {**edges, "pool_keys": pool_keys}
+        if "index_scores" in edges:
+            edges["index_scores"] = edges["index_scores"][:, :num_pools]
+        return edges, tensors
 
     def context(self, rows: RowBatch, tensors: CacheTensors) -> tuple[Edges, CacheTensors]:
         return self._run(self.binding.context(), self._inputs(rows), tensors)
