@@ -1,6 +1,7 @@
 """The language of circuits: types, nodes' contract, graph, checks, the interpreter. Knows no node, kernel or model."""
 
 from circuit.cost import Cost, total_bytes
+from circuit.document import from_document, load_document, save_document, to_document, to_json, to_yaml
 from circuit.errors import (
     BindingError,
     CaptureError,
@@ -12,6 +13,7 @@ from circuit.errors import (
     StateError,
     TypeRuleError,
     VerifyError,
+    close_names,
 )
 from circuit.graph import Call, Circuit, Value
 from circuit.interpreter import RunResult, check_tensor, interpret
@@ -48,15 +50,22 @@ __all__ = [
     "bf16",
     "call_text",
     "check_tensor",
+    "close_names",
     "dim_text",
     "dtype_name",
     "f32",
+    "from_document",
     "i64",
     "interpret",
+    "load_document",
     "match_sizes",
     "node_types",
+    "save_document",
     "snake_case",
+    "to_document",
+    "to_json",
     "to_text",
+    "to_yaml",
     "total_bytes",
     "verify",
 ]

@@ -5,6 +5,9 @@ next. The layer that knows more adds a line with `error.add_note(...)`; it does 
 (token id, shape, negative count) is a plain `ValueError`; `assert` is for what only a bug of ours can break.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class CircuitError(Exception):
     """Base of everything the project raises about circuits, documents, checkpoints and state."""
@@ -19,7 +22,15 @@ class TypeRuleError(CircuitError):
 
 
 class VerifyError(CircuitError):
-    """A circuit breaks an invariant: order, state threading, names, outputs."""
+    """A circuit breaks an invariant: order, state threading, names, outputs.
+
+    Attributes:
+        at: name of the value, state or output where it breaks, for tools that know more of the place; None if unknown.
+    """
+
+    def __init__(self, message: str, *, at: str | None = None) -> None:
+        super().__init__(message)
+        self.at = at
 
 
 class BindingError(CircuitError):
@@ -48,3 +59,14 @@ class ConfigError(CircuitError):
 
 class CheckpointError(CircuitError):
     """A checkpoint's tensors are missing, misshapen, of another dtype, or unreadable."""
+
+
+def close_names(name: str, names: Iterable[str]) -> str:
+    """Return `did you mean 'x'?` for an error that met an unknown `name`, or the list when no name comes close."""
+    known = list(names)
+    if close := difflib.get_close_matches(name, known, n=3, cutoff=0.6):
+        return f"did you mean {' or '.join(repr(other) for other in close)}?"
+    if not known:
+        return "there is none"
+    listed = ", ".join(repr(other) for other in known[:20])
+    return f"expected one of {listed}{', ...' if len(known) > 20 else ''}"

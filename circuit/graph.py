@@ -1,18 +1,21 @@
 """Circuit and Value: a typed dataflow graph that is append-only and topologically ordered by construction."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import networkx as nx
 
-from circuit.errors import CircuitError, TypeRuleError, VerifyError
+from circuit.errors import CircuitError, TypeRuleError, VerifyError, close_names
 from circuit.node import Node, PortType, snake_case
 from circuit.state_type import StateType
 from circuit.tensor_type import TensorType
 
 ValueKind = Literal["input", "weight", "state", "result"]
+
+# a name is a key of the document form, and YAML's keys end at 1024 characters, escapes included
+_MAX_NAME_CHARACTERS = 256
 
 
 class Value:
@@ -66,7 +69,7 @@ class Circuit:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = _checked_name(name)
         self.inputs: dict[str, Value] = {}
         self.weights: dict[str, Value] = {}
         self.states: dict[str, Value] = {}
@@ -132,21 +135,36 @@ class Circuit:
 
     def copy_call(self, call: Call, *args: Value) -> tuple[Value, ...]:
         """Append a call of another circuit on values of this one, keeping its names and block."""
-        result_types = call.node.result_types(*(arg.type for arg in args))
-        names = [value.name for value in call.results]
-        made = self._append(call.node, args, result_types=result_types, names=names, block=call.block)
+        return self.add_call(call.node, args, names=[value.name for value in call.results], block=call.block)
+
+    def add_call(
+        self, node: Node, args: Sequence[Value], *, names: Sequence[str], block: str = ""
+    ) -> tuple[Value, ...]:
+        """Append a call whose result names and block (`attention/indexer`) are given; return all its results."""
+        for arg in args:
+            self._own(arg, str(node))
+        if not block.isprintable():
+            raise VerifyError(f"circuit {self.name!r}: block {block!r}: expected a printable string")
+        if len(names) != len(node.results) or len(set(names)) != len(names):
+            raise VerifyError(
+                f"circuit {self.name!r}: {type(node).__name__}: expected a name of its own for each of "
+                f"{', '.join(node.results)}, got {', '.join(names)}"
+            )
+        result_types = node.result_types(*(arg.type for arg in args))
+        made = self._append(node, tuple(args), result_types=result_types, names=list(names), block=block)
         return made if isinstance(made, tuple) else (made,)
 
     def value(self, name: str) -> Value:
         """Return the value of that name; `CircuitError` lists close names."""
         if name not in self._values:
-            raise CircuitError(f"circuit {self.name!r}: no value {name!r}; it has {', '.join(self._values)}")
+            raise CircuitError(f"circuit {self.name!r}: no value {name!r}; {close_names(name, self._values)}")
         return self._values[name]
 
     @property
     def values(self) -> tuple[Value, ...]:
         """Every value, sources first, then results in call order."""
-        return tuple(self._values.values())
+        sources = (*self.inputs.values(), *self.weights.values(), *self.states.values())
+        return (*sources, *(value for call in self.calls for value in call.results))
 
     def rename(self, value: Value, name: str) -> None:
         """Give a value another name; the name must be free."""
@@ -156,9 +174,8 @@ class Circuit:
         if value.kind != "result":
             raise VerifyError(f"circuit {self.name!r}: the {value.kind} {value.name!r} keeps its declared name")
         self._claim(name)
-        # rebuilt in order, so that `values` stays topological
-        old = value.name
-        self._values = {(name if key == old else key): held for key, held in self._values.items()}
+        del self._values[value.name]
+        self._values[name] = value
         value.name = name
 
     def dataflow(self) -> nx.DiGraph:
@@ -226,6 +243,7 @@ class Circuit:
 
 
 def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise VerifyError(f"name {name!r}: expected a non-empty printable string")
+    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > _MAX_NAME_CHARACTERS:
+        spelled = repr(name) if len(str(name)) <= _MAX_NAME_CHARACTERS else f"{name[:40]!r}..."
+        raise VerifyError(f"name {spelled}: expected 1 to {_MAX_NAME_CHARACTERS} printable characters")
     return name

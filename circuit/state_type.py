@@ -19,7 +19,7 @@ from circuit.tensor_type import TensorType
 
 Layout = Literal["paged", "ring"]
 
-_STATE_TEXT = re.compile(r"^\s*(\w+)(?:/(\d+))?\s+(.+)$", re.DOTALL)
+_STATE_TEXT = re.compile(r"^\s*(\w+)(?:/([0-9]{1,9}))?\s+(.+)$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,9 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 
 _TYPE_TEXT = re.compile(r"^\s*(\w+)\s*\[(.*)\]\s*$", re.DOTALL)
 _MAX_DIM_TEXT = 200
+# a product of sums expands into exponentially many terms; 24 names and numbers make at most a few hundred
+_MAX_DIM_LEAVES = 24
+_MAX_DIMS = 64
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -50,7 +53,7 @@ def as_dim(dim: DimLike) -> Dim:
     if isinstance(dim, str):
         dim = _parse_dim(dim)
     expr = sympy.expand(sympy.Integer(dim) if isinstance(dim, int) else dim)
-    if expr.is_Integer and expr < 0:
+    if expr.is_negative or expr.has(sympy.zoo, sympy.oo, sympy.nan):
         raise TypeRuleError(f"dim {expr}: expected a size of at least 0; check the arithmetic that made it")
     return expr
 
@@ -62,6 +65,9 @@ def _parse_dim(text: str) -> Dim:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TypeRuleError(f"dim {text!r}: expected names, integers, + - * // and parentheses") from error
+    num_leaves = sum(isinstance(node, (ast.Name, ast.Constant)) for node in ast.walk(tree))
+    if num_leaves > _MAX_DIM_LEAVES:
+        raise TypeRuleError(f"dim {text!r}: expected at most {_MAX_DIM_LEAVES} names and numbers, got {num_leaves}")
     return _dim_of(tree.body, text)
 
 
@@ -82,7 +88,7 @@ def _dim_of(node: ast.expr, text: str) -> Dim:
                     return first - second
                 case ast.Mult():
                     return first * second
-                case ast.FloorDiv() if second != 0:
+                case ast.FloorDiv() if sympy.expand(second) != 0:
                     return sympy.floor(first / second)
     raise TypeRuleError(f"dim {text!r}: expected names, integers, + - * // and parentheses")
 
@@ -91,8 +97,12 @@ class _DimPrinter(StrPrinter):
     """Prints a dim in the grammar that `as_dim` reads: `floor(a/2)` as `(a//2)`."""
 
     def _print_floor(self, expr: sympy.Expr) -> str:
-        parts = [self._print(part) for part in expr.args[0].as_numer_denom()]
-        return "({}//{})".format(*(part if part.isalnum() else f"({part})" for part in parts))
+        numerator, denominator = expr.args[0].as_numer_denom()
+        return f"({self._operand(numerator)}//{self._operand(denominator)})"
+
+    def _operand(self, expr: sympy.Expr) -> str:
+        text = str(self._print(expr))
+        return text if expr.is_Symbol or expr.is_Integer or isinstance(expr, sympy.floor) else f"({text})"
 
     def _print_Pow(self, expr: sympy.Expr, rational: bool = False) -> str:
         base, exponent = expr.args
@@ -124,9 +134,12 @@ class TensorType:
         """Read `bf16[n, 4096]`; `TypeRuleError` says what is wrong with the text."""
         match = _TYPE_TEXT.match(text)
         if match is None or match.group(1) not in DTYPES:
-            raise TypeRuleError(f"type {text!r}: expected DTYPE[dim, ...] with a dtype of {', '.join(DTYPES)}")
-        dims = match.group(2).strip()
-        return TensorType.of(DTYPES[match.group(1)], *(dims.split(",") if dims else ()))
+            raise TypeRuleError(f"type {text[:80]!r}: expected DTYPE[dim, ...] with a dtype of {', '.join(DTYPES)}")
+        spelled = match.group(2).strip()
+        dims = spelled.split(",") if spelled else []
+        if len(dims) > _MAX_DIMS:
+            raise TypeRuleError(f"type {text[:40]!r}...: expected at most {_MAX_DIMS} dims, got {len(dims)}")
+        return TensorType.of(DTYPES[match.group(1)], *dims)
 
     def with_shape(self, *dims: DimLike) -> "TensorType":
         """Return this dtype with other dims."""
@@ -180,11 +193,13 @@ def match_sizes(declared: TensorType, sizes: Sequence[int], bound: dict[str, int
             value = bound.setdefault(str(dim), int(size))
         else:
             unknown = [str(symbol) for symbol in dim.free_symbols if str(symbol) not in bound]
-            value = None if unknown else int(dim.xreplace({s: bound[str(s)] for s in dim.free_symbols}))
-            if value is None:
+            if unknown:
                 return f"dim {axis}: {dim_text(dim)} needs {', '.join(sorted(unknown))}, which nothing before it binds"
+            number = dim.xreplace({symbol: sympy.Integer(bound[str(symbol)]) for symbol in dim.free_symbols})
+            value = int(number) if number.is_Integer else None
         if value != size:
-            return f"dim {axis}: expected {dim_text(dim)} = {value}, got {size}"
+            expected = dim_text(dim) if dim.is_Integer else f"{dim_text(dim)} = {value}"
+            return f"dim {axis}: expected {expected}, got {size}"
     return None
 
 

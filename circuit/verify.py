@@ -27,7 +27,7 @@ def check_order(circuit: Circuit) -> None:
         defined.update(call.results)
     for name, value in (*circuit.outputs.items(), *circuit.state_outputs.items()):
         if value not in defined:
-            raise VerifyError(f"circuit {circuit.name!r}: output {name!r} is {value!r}, which no call makes")
+            raise VerifyError(f"circuit {circuit.name!r}: output {name!r} is {value!r}, which no call makes", at=name)
 
 
 def check_types(circuit: Circuit) -> None:
@@ -38,9 +38,11 @@ def check_types(circuit: Circuit) -> None:
         except CircuitError as error:
             error.add_note(f"in {_place(circuit, index, call)}")
             raise
+        if len(call.results) != len(inferred):
+            raise _fault(circuit, index, call, f"expected {len(inferred)} results, got {len(call.results)}")
         for value, expected in zip(call.results, inferred, strict=True):
             if value.type != expected:
-                raise VerifyError(f"{_place(circuit, index, call)}: expected %{value.name}: {expected}, got {value!r}")
+                raise _fault(circuit, index, call, f"expected %{value.name}: {expected}, got {value!r}")
 
 
 def check_single_writer(circuit: Circuit) -> None:
@@ -50,10 +52,8 @@ def check_single_writer(circuit: Circuit) -> None:
         for value in _written(call):
             if value in writers:
                 first = circuit.calls[writers[value]]
-                raise VerifyError(
-                    f"{_place(circuit, index, call)}: %{value.name} is written already, by {first}; "
-                    f"take the version that call returned"
-                )
+                message = f"%{value.name} is written already, by {first}; take the version that call returned"
+                raise _fault(circuit, index, call, message)
             writers[value] = index
 
 
@@ -63,10 +63,11 @@ def check_no_stale_reads(circuit: Circuit) -> None:
     for index, call in enumerate(circuit.calls):
         for arg in call.args:
             if arg in replaced:
-                raise VerifyError(
-                    f"{_place(circuit, index, call)}: reads %{arg.name} after {replaced[arg]} replaced it; "
+                message = (
+                    f"reads %{arg.name} after {replaced[arg]} replaced it; "
                     f"read the new version, or move this call before the write"
                 )
+                raise _fault(circuit, index, call, message)
         replaced.update(dict.fromkeys(_written(call), call))
 
 
@@ -85,7 +86,8 @@ def check_states_reach_outputs(circuit: Circuit) -> None:
         if got is not last:
             raise VerifyError(
                 f"circuit {circuit.name!r}: state {name!r} ends as %{last.name}, its state output is "
-                f"{f'%{got.name}' if got else 'missing'}; add state_output({name!r}, %{last.name})"
+                f"{f'%{got.name}' if got else 'missing'}; make %{last.name} the state output of {name!r}",
+                at=name,
             )
 
 
@@ -94,17 +96,23 @@ def check_nothing_unused(circuit: Circuit) -> None:
     needed: set[Value] = {*circuit.outputs.values(), *circuit.state_outputs.values()}
     for call in reversed(circuit.calls):
         if needed.isdisjoint(call.results):
-            raise VerifyError(f"circuit {circuit.name!r}: {call} reaches no output; remove it or wire its result")
+            message = f"circuit {circuit.name!r}: {call} reaches no output; remove it or wire its result"
+            raise VerifyError(message, at=call.results[0].name)
         needed.update(call.args)
     for source in (*circuit.inputs.values(), *circuit.weights.values()):
         if source not in needed:
-            raise VerifyError(f"circuit {circuit.name!r}: {source.kind} {source!r} is never read; wire or remove it")
+            message = f"circuit {circuit.name!r}: {source.kind} {source!r} is never read; wire or remove it"
+            raise VerifyError(message, at=source.name)
 
 
 def _written(call: Call) -> list[Value]:
     written = [call.args[call.node.ports.index(port)] for port in call.node.writes]
     assert all(isinstance(value.type, StateType) for value in written)
     return written
+
+
+def _fault(circuit: Circuit, index: int, call: Call, message: str) -> VerifyError:
+    return VerifyError(f"{_place(circuit, index, call)}: {message}", at=call.results[0].name)
 
 
 def _place(circuit: Circuit, index: int, call: Call) -> str:
