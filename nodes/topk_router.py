@@ -31,11 +31,13 @@ class TopkRouter(Node):
             raise self.reject("logits", logits, "f32[n, experts]")
         if bias != f32(logits.shape[1]):
             raise self.reject("bias", bias, f"{f32(logits.shape[1])}")
+        if self.topk_group > self.n_group:
+            raise self.reject("topk_group", self.topk_group, f"at most n_group {self.n_group}")
         num_experts = logits.shape[1]
-        if num_experts.is_Integer and (num_experts % self.n_group != 0 or num_experts < self.top_k):
-            raise self.reject(
-                "logits", logits, f"experts that divide into {self.n_group} groups, at least {self.top_k}"
-            )
+        # a group scores by its two best experts, and the best groups must hold enough to choose from
+        group_size = max(-(-self.top_k // self.topk_group), 2 if self.n_group > 1 else 1)
+        if num_experts.is_Integer and (num_experts % self.n_group != 0 or num_experts < group_size * self.n_group):
+            raise self.reject("logits", logits, f"{self.n_group} equal groups of at least {group_size} experts")
         return i64(logits.shape[0], self.top_k), f32(logits.shape[0], self.top_k)
 
     def reference(self, logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
