@@ -1,6 +1,7 @@
 """The language of circuits: types, nodes' contract, graph, checks, the interpreter. Knows no node, kernel or model."""
 
 from circuit.cost import Cost, total_bytes
+from circuit.diff import Change, Difference, diff
 from circuit.document import from_document, load_document, save_document, to_document, to_json, to_yaml
 from circuit.errors import (
     BindingError,
@@ -15,6 +16,7 @@ from circuit.errors import (
     VerifyError,
     close_names,
 )
+from circuit.fx import NodeModule, argument_names, from_graph_module, to_graph_module
 from circuit.graph import Call, Circuit, Value
 from circuit.interpreter import RunResult, check_tensor, interpret
 from circuit.node import Count, Node, PortType, node_types, snake_case
@@ -28,16 +30,19 @@ __all__ = [
     "BindingError",
     "Call",
     "CaptureError",
+    "Change",
     "CheckpointError",
     "Circuit",
     "CircuitError",
     "ConfigError",
     "Cost",
     "Count",
+    "Difference",
     "Dim",
     "DocumentError",
     "LoweringError",
     "Node",
+    "NodeModule",
     "PortType",
     "RunResult",
     "StateError",
@@ -46,15 +51,18 @@ __all__ = [
     "TypeRuleError",
     "Value",
     "VerifyError",
+    "argument_names",
     "as_dim",
     "bf16",
     "call_text",
     "check_tensor",
     "close_names",
+    "diff",
     "dim_text",
     "dtype_name",
     "f32",
     "from_document",
+    "from_graph_module",
     "i64",
     "interpret",
     "load_document",
@@ -63,6 +71,7 @@ __all__ = [
     "save_document",
     "snake_case",
     "to_document",
+    "to_graph_module",
     "to_json",
     "to_text",
     "to_yaml",
