@@ -1,15 +1,192 @@
-"""The console script `circuit`."""
+"""The console script `circuit`: its commands, their options, and how a run ends.
+
+A command's body lives in drafts/commands and is imported when the command runs, so that `circuit --help` answers before
+torch is loaded; this is the one place where an import stands inside a function.
+"""
+
+import importlib.metadata
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+from drafts.commands.screen import Screen
+
+# typer exports only this child of it, and some versions keep the module of both private
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+DEFAULT_NUM_DRAFTS = 3
+MAX_NUM_DRAFTS = 16
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.callback()
-def options() -> None:
+class Precision(StrEnum):
+    """Floating point types a checkpoint can be run in."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")]
+Checkpoint = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="A folder with config.json, safetensors and tokenizer.json.")
+]
+Drafts = Annotated[int, typer.Option(min=1, max=MAX_NUM_DRAFTS, metavar="K", help="Tokens to draft per round.")]
+MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to generate.")]
+Dtype = Annotated[Precision, typer.Option(help="What weights and activations are held in.")]
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"circuit {importlib.metadata.version('draft-circuit')}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, help="Print the version.")] = False,
+) -> None:
     """Declare, check and run speculative drafters as circuits."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())  # noqa: T201
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        Path | None, typer.Option(metavar="CHECKPOINT", help="Another checkpoint than the one that is shipped.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead of the shipped ones.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the shipped prompts to run.")] = 3,
+    drafts: Drafts = DEFAULT_NUM_DRAFTS,
+    max_tokens: MaxTokens = 96,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Decode with a trained checkpoint: plain, with the eager drafter, with the circuit; compare."""
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch and transformers"):
+        from drafts.commands.demo import demo as body
+    if not body(model, screen, prompt=prompt, num_prompts=prompts, num_drafts=drafts, max_tokens=max_tokens):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def check(
+    x: Annotated[Path, typer.Argument(metavar="X", help="A circuit document (.yaml, .json) or a checkpoint folder.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check a circuit document's types and state, or a checkpoint's config and tensors."""
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch"):
+        from drafts.commands.check import check as body
+    body(x, screen)
+
+
+@app.command()
+def show(
+    x: Annotated[
+        str | None,
+        typer.Argument(metavar="[X]", help="A document or a checkpoint folder; with --nodes, a node's name."),
+    ] = None,
+    nodes: Annotated[bool, typer.Option("--nodes", help="List the nodes, or show the whole of one.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print a circuit's text form, or the catalogue of nodes."""
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch"):
+        from drafts.commands import show as body
+    if nodes:
+        body.show_nodes(x, screen)
+    elif x is None:
+        raise typer.BadParameter("expected a document, a checkpoint folder, or --nodes", param_hint="X")
+    else:
+        body.show_circuit(Path(x), screen)
+
+
+@app.command()
+def run(
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    drafts: Drafts = DEFAULT_NUM_DRAFTS,
+    max_tokens: MaxTokens = 64,
+    is_circuit: Annotated[bool, typer.Option("--circuit/--eager", help="Which form of the drafter to run.")] = True,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest tokens of this mass.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    dtype: Dtype = Precision.F32,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Continue a prompt: the drafter guesses, the target decides."""
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch and transformers"):
+        from drafts.commands.run import RunOptions
+        from drafts.commands.run import run as body
+    options = RunOptions(prompt, drafts, max_tokens, is_circuit, temperature, top_p, seed, dtype.value)
+    body(checkpoint, options, screen=screen)
+
+
+@app.command()
+def parity(
+    checkpoint: Checkpoint,
+    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead of the built-in ones.")] = None,
+    drafts: Drafts = DEFAULT_NUM_DRAFTS,
+    dtype: Dtype = Precision.F32,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run the eager drafter and the circuit side by side and compare every edge; exit 1 on a miss."""
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch and transformers"):
+        from drafts.commands.parity import parity as body
+    if not body(checkpoint, screen, prompt=prompt, num_drafts=drafts, dtype_name=dtype.value):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def main() -> None:
-    """Run the console script."""
-    app()
+    """Run the console script and exit: 0 done, 1 a comparison missed or a bug of ours, 2 bad input, 130 interrupted."""
+    arguments = sys.argv[1:]
+    try:
+        code = app(arguments, prog_name="circuit", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        code = _say("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # the reader went away, as with `| head`; nothing more can be said, not even by the interpreter's last flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_BROKEN_PIPE
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        code = _report(error, as_json="--json" in arguments)
+    sys.exit(code)
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    """Print the error as one line, with --json as an object too; return the exit code."""
+    if isinstance(error, UsageError):
+        line, code = f"{error.format_message()}; see `circuit --help`", EXIT_BAD_INPUT  # type: ignore[attr-defined]
+    else:
+        from drafts.commands.faults import explain
+
+        line, is_bad_input = explain(error)
+        code = EXIT_BAD_INPUT if is_bad_input else EXIT_FAILED
+    Screen(as_json=as_json).emit({"ok": False, "error": line})
+    return _say(f"error: {line}", code)
+
+
+def _say(line: str, code: int) -> int:
+    print(line, file=sys.stderr)  # noqa: T201
+    return code

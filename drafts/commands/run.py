@@ -1,0 +1,65 @@
+"""`circuit run`: continue a prompt with a checkpoint's target and its drafter."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from drafts.commands.metrics import metrics_line, metrics_record
+from drafts.commands.screen import Screen
+from drafts.commands.session import load_session
+from drafts.commands.stream import TokenStream
+from drafts.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What to continue and how; the sampling's numbers are checked by Sampling."""
+
+    prompt: str
+    num_drafts: int
+    max_tokens: int
+    is_circuit: bool
+    temperature: float
+    top_p: float
+    seed: int
+    dtype_name: str
+
+
+def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
+    """Print the prompt and its continuation as it is decoded, then what it took on standard error."""
+    if not options.prompt:
+        raise ValueError("--prompt: expected some text, got none; give the text to continue")
+    sampling = Sampling(options.temperature, options.top_p, options.seed)
+    session = load_session(folder, screen, dtype_name=options.dtype_name)
+    prompt_tokens = session.encode(options.prompt, max_new_tokens=options.max_tokens)
+    proposer, watch = session.drafter(
+        "circuit" if options.is_circuit else "eager",
+        num_tokens=len(prompt_tokens) + options.max_tokens,
+        num_drafts=options.num_drafts,
+    )
+    stream = TokenStream(session.tokenizer, screen, watch=watch)
+    stream.start(options.prompt, prompt_tokens)
+    generation = session.generate(
+        proposer,
+        prompt_tokens,
+        max_new_tokens=options.max_tokens,
+        num_drafts=options.num_drafts,
+        sampling=sampling,
+        on_token=stream.take,
+    )
+    stream.finish()
+    metrics = generation.metrics
+    if not screen.as_json:
+        screen.err.print(Text(f"{metrics_line(metrics)} · drafter {watch.name}", style="dim"))
+    screen.emit(
+        {
+            "ok": True,
+            "path": watch.name,
+            "prompt_tokens": len(prompt_tokens),
+            "tokens": generation.tokens,
+            "text": session.tokenizer.decode(generation.tokens),
+            "finish_reason": generation.finish_reason,
+            **metrics_record(metrics),
+        }
+    )
