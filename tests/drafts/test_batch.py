@@ -1,0 +1,91 @@
+"""RowBatch: what is wrong with a run's rows is said by field, before the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from drafts.batch import RowBatch
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    """Two rows of sequence 1 at positions 4 and 5, one of sequence 2 at 0, one padding row; blocks of 4 rows."""
+    return {
+        "token": torch.tensor([3, 4, 5, 0]),
+        "hidden": torch.zeros(4, 6),
+        "position": torch.tensor([4, 5, 0, 0]),
+        "sequence": torch.tensor([1, 1, 2, 0]),
+        "block_table": torch.tensor([[1, 2], [1, 2], [3, 0], [0, 0]]),
+    } | changes
+
+
+def check(rows: RowBatch, **changes: int) -> None:
+    limits = {"vocab_size": 7, "num_blocks": 4, "block_size": 4, "num_sequences": 3}
+    rows.check_values(**(limits | changes))
+
+
+def test_legal_rows_pass() -> None:
+    rows = RowBatch(**fields())
+    assert rows.num_rows == 4
+    check(rows)
+    check(rows, lookahead=2)
+
+
+def test_no_rows_are_legal() -> None:
+    empty = {name: tensor[:0] for name, tensor in fields().items()}
+    check(RowBatch(**empty))
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("token", torch.zeros(4)),
+        ("token", torch.zeros(4, 1, dtype=torch.int64)),
+        ("position", torch.zeros(3, dtype=torch.int64)),
+        ("position", torch.zeros(4, dtype=torch.int32)),
+        ("sequence", torch.zeros(4, dtype=torch.bool)),
+        ("block_table", torch.zeros(4, dtype=torch.int64)),
+        ("block_table", torch.zeros(3, 2, dtype=torch.int64)),
+        ("hidden", torch.zeros(4)),
+        ("hidden", torch.zeros(3, 6)),
+        ("hidden", torch.zeros(4, 6, dtype=torch.int64)),
+        ("hidden", torch.zeros(4, 6, device="meta")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.dtype} {list(value.shape)} {value.device}",
+)
+def test_wrong_shapes_and_dtypes_name_the_field(name: str, value: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=rf"RowBatch\.{name}: expected"):
+        RowBatch(**fields(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    "name, value, names",
+    [
+        ("token", [3, 4, 7, 0], "0 to 6, got 7"),
+        ("token", [3, -1, 5, 0], "got -1"),
+        ("sequence", [1, 1, 3, 0], "0 to 2, got 3"),
+        ("sequence", [1, 2, 1, 0], "side by side"),
+        ("position", [4, 6, 0, 0], "consecutive"),
+        ("position", [4, 4, 0, 0], "consecutive"),
+        ("position", [5, 4, 0, 0], "consecutive"),
+        ("position", [7, 8, 0, 0], "got 8"),
+        ("position", [4, 5, 4, 0], "null block"),
+        ("block_table", [[1, 4], [1, 4], [3, 0], [0, 0]], "0 to 3, got 4"),
+    ],
+    ids=str,
+)
+def test_wrong_values_name_the_field(name: str, value: list[Any], names: str) -> None:
+    rows = RowBatch(**fields(**{name: torch.tensor(value)}))
+    with pytest.raises(ValueError, match=names) as caught:
+        check(rows)
+    assert "RowBatch." in str(caught.value)
+
+
+def test_lookahead_must_fit_the_blocks() -> None:
+    rows = RowBatch(**fields())
+    with pytest.raises(ValueError, match="position"):
+        check(rows, lookahead=3)
+    with pytest.raises(ValueError, match="null block"):
+        check(RowBatch(**fields(position=torch.tensor([0, 1, 2, 0]))), lookahead=2)
