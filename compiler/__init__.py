@@ -1,7 +1,7 @@
 """Circuit in, program out: the passes that specialise a circuit to a drafter's programs, and the proof of parity."""
 
 from compiler.parity import Bound, EdgeDifference, bound_for, compare_edges, worst_edge
-from compiler.passes import Feedback, context, next_step, remove_dead_code
+from compiler.passes import Feedback, context, remove_dead_code, step
 
 __all__ = [
     "Bound",
@@ -10,7 +10,7 @@ __all__ = [
     "bound_for",
     "compare_edges",
     "context",
-    "next_step",
     "remove_dead_code",
+    "step",
     "worst_edge",
 ]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from circuit import BindingError, Circuit, verify
-from compiler import Feedback, context, next_step
+from compiler import Feedback, context, step
 from drafts.config import DraftConfig
 from drafts.decisions import Decisions
-from drafts.glm5_next import chain_feedback, mtp_head
+from drafts.glm5_next import CONFIDENCE, WITHOUT_GRAMMAR, chain_feedback, mtp_head
 from drafts.weights import WeightSpec, head_weight_specs
 
 
@@ -61,13 +61,18 @@ class DraftBinding:
         """The named dims that the binding fixes; n, max_blocks, num_blocks and num_sequences belong to a run."""
         return {"tail_depth": self.config.index_kpool + self.state_layout.max_num_drafts}
 
-    def first_step(self) -> Circuit:
-        """The circuit of a chain's first draft, which takes the target's hidden."""
-        return self.circuit
+    def step(self, *, is_first: bool, has_grammar: bool = False, has_confidence: bool = False) -> Circuit:
+        """The circuit of one draft of a chain.
 
-    def next_step(self) -> Circuit:
-        """The circuit of drafts 2..K, fed by the draft before through `feedback`."""
-        return next_step(self.circuit, self.feedback)
+        The first takes the target's hidden; drafts 2..K are fed by the draft before through `feedback`. Without a
+        grammar the mask is bypassed, without confidence that output is dropped.
+        """
+        return step(
+            self.circuit,
+            feedback=() if is_first else self.feedback,
+            bypassed=None if has_grammar else WITHOUT_GRAMMAR,
+            dropped_outputs=() if has_confidence else (CONFIDENCE,),
+        )
 
     def context(self) -> Circuit:
         """The circuit of context rows, which only fills the cache."""

@@ -20,6 +20,7 @@ from drafts.config import DraftConfig
 from drafts.decisions import Decisions
 from drafts.eager_attention import CacheWrite, EagerAttention, Edges, RowPlaces, rms_norm
 from drafts.eager_moe import EagerMoe
+from drafts.path import Drafts
 from drafts.weights import head_weight_specs
 
 
@@ -83,13 +84,15 @@ class EagerGlm5NextHead(nn.Module):
         recycled: bool,
         selected: Tensor | None = None,
         selected_at: Tensor | None = None,
+        grammar_bitmask: Tensor | None = None,
         record_edges: bool = False,
     ) -> EagerStep:
         """Run one step; rows and cache tensors as in RowBatch and DrafterCache. Writes the cache tensors in place.
 
         `recycled`: the hidden is a previous step's hidden_out, so the target's norm is not applied. `selected` with
         `selected_at` [n], the position it was selected at, reuses an earlier step's selection as index_share says.
-        A second call with the same rows writes the same values again.
+        `grammar_bitmask` int32 [n, words] restricts the draft to the tokens whose bits are set; the logits and the
+        confidence are those without it. A second call with the same rows writes the same values again.
         """
         edges: Edges = {}
         places = RowPlaces(position, sequence, block_table)
@@ -109,7 +112,7 @@ class EagerGlm5NextHead(nn.Module):
         block_out = x1 + moe_out
         head_normed = self._norm(block_out, self.head_norm)
         logits = functional.linear(head_normed, self.lm_head)
-        drafts = torch.argmax(logits, dim=-1)
+        drafts = torch.argmax(logits if grammar_bitmask is None else allowed_logits(logits, grammar_bitmask), dim=-1)
         edges |= {"selected": selected, "attn_out": attn_out, "x1": x1, "moe_in": moe_in, "moe_out": moe_out}
         edges |= {"block_out": block_out, "head_normed": head_normed, "logits": logits, "token": drafts}
         hidden_out = head_normed if self.decisions.recycle == "post_norm" else block_out
@@ -196,26 +199,39 @@ class EagerPath:
         with _put_back_on_error(rows, cache, num_steps=1):
             write.apply(cache.latent, cache.index_keys, cache.tail)
 
-    def draft(self, rows: RowBatch, cache: DrafterCache, *, num_drafts: int) -> Tensor:
-        """Draft `num_drafts` ids a row, int64 [n, num_drafts]; step i writes position + i. One row a sequence.
+    @property
+    def is_batch_invariant(self) -> bool:
+        """False: matrix products round otherwise for other numbers of rows."""
+        return False
+
+    def draft(
+        self,
+        rows: RowBatch,
+        cache: DrafterCache,
+        *,
+        num_drafts: int,
+        grammar: Tensor | None = None,
+        has_confidence: bool = False,
+    ) -> Drafts:
+        """Draft a chain a row, step i writes position + i; one row a sequence. See DraftPath.
 
         Raises ValueError before anything runs.
         """
-        if num_drafts < 0:
-            raise ValueError(f"EagerPath.draft.num_drafts: expected 0 or more, got {num_drafts}")
-        self._check(rows, cache, lookahead=max(num_drafts - 1, 0))
+        if num_drafts < 1:
+            raise ValueError(f"EagerPath.draft.num_drafts: expected 1 or more, got {num_drafts}")
+        self._check(rows, cache, lookahead=num_drafts - 1)
         if self.check_values:
             live = rows.sequence[rows.sequence > 0]
             if live.unique().numel() != live.numel():
                 raise ValueError("EagerPath.draft.rows: expected one row a sequence, got several; use write_rows first")
         with _put_back_on_error(rows, cache, num_steps=num_drafts):
-            steps = self._chain(rows, cache, num_drafts)
+            steps = self._chain(rows, cache, num_drafts, grammar)
         self.last_steps = steps if self.record_edges else []
-        if not steps:
-            return rows.token.new_empty((rows.num_rows, 0))
-        return torch.stack([step.token for step in steps], dim=1)
+        confidences = [confidence(step.logits, step.token) for step in steps] if has_confidence else None
+        ids = torch.stack([step.token for step in steps], dim=1)
+        return Drafts(ids, None if confidences is None else torch.stack(confidences, dim=1))
 
-    def _chain(self, rows: RowBatch, cache: DrafterCache, num_drafts: int) -> list[EagerStep]:
+    def _chain(self, rows: RowBatch, cache: DrafterCache, num_drafts: int, grammar: Tensor | None) -> list[EagerStep]:
         shares_selection = self.head.decisions.index_share != "off"
         token, hidden = rows.token, rows.hidden
         steps: list[EagerStep] = []
@@ -233,6 +249,7 @@ class EagerPath:
                 recycled=index > 0,
                 selected=steps[0].selected if reuses else None,
                 selected_at=rows.position if reuses else None,
+                grammar_bitmask=grammar[:, index] if grammar is not None and index < grammar.shape[1] else None,
                 record_edges=self.record_edges,
             )
             steps.append(step)
@@ -254,6 +271,20 @@ class EagerPath:
                 num_sequences=cache.num_sequences,
                 lookahead=lookahead,
             )
+
+
+def allowed_logits(logits: Tensor, bitmask: Tensor) -> Tensor:
+    """Return logits [n, vocab] with -inf where token t's bit, bit t % 32 of word t // 32, is not set or not there."""
+    words = bitmask[:, : -(-logits.shape[1] // 32)]
+    bits = (words.unsqueeze(2) >> torch.arange(32, device=logits.device)) & 1
+    is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    covered = logits[:, : is_allowed.shape[1]].masked_fill(~is_allowed, float("-inf"))
+    return functional.pad(covered, (0, logits.shape[1] - covered.shape[1]), value=float("-inf"))
+
+
+def confidence(logits: Tensor, token: Tensor) -> Tensor:
+    """Return the float32 softmax probability [n] of token [n] over the whole vocabulary."""
+    return torch.softmax(logits.float(), dim=-1).gather(1, token.unsqueeze(1)).squeeze(1)
 
 
 @contextmanager

@@ -5,11 +5,13 @@ Per row, with token t (the next one) and the target's hidden h:
     x = eh_proj(concat(enorm(embed[t]), hnorm(h)))
     x = x + o_proj(attention(input_layernorm(x)))
     x = x + moe(post_attention_layernorm(x))
-    y = shared_head.norm(x);  draft = argmax(lm_head(y))
+    y = shared_head.norm(x);  draft = argmax(lm_head(y)), among the tokens a grammar allows when there is one
 
 Named values are the edges that golden vectors, the eager head and parity reports know by the same names.
 Source: transformers glm5_next (the target's layers), the released checkpoint's MTP layer.
 """
+
+import torch
 
 from circuit import Circuit, StateType, TensorType, Value, f32, i64
 from compiler import Feedback
@@ -27,6 +29,7 @@ from nodes import (
     Concat,
     Embedding,
     ExtendSelection,
+    GrammarMask,
     Increment,
     IndexerScores,
     KeyPool,
@@ -38,6 +41,7 @@ from nodes import (
     SparseMlaAttention,
     SplitHeads,
     Swiglu,
+    TokenProbability,
     TopkRouter,
 )
 
@@ -45,8 +49,10 @@ K_NORM_EPS = 1e-6  # the indexer's LayerNorm has its own, not rms_norm_eps
 
 
 def mtp_head(config: DraftConfig, decisions: Decisions, *, block_size: int, max_num_drafts: int) -> Circuit:
-    """Return the head over n rows: inputs token, target_hidden, position, sequence, block_table; states latent,
-    index_keys, tail; outputs token, hidden and position of the next draft.
+    """Return the head over n rows.
+
+    Inputs token, target_hidden, position, sequence, block_table, grammar_bitmask; states latent_cache, index_keys,
+    tail; outputs token, hidden and position of the next draft, and the token's confidence.
 
     `block_size` in rows, a multiple of index_kpool; `max_num_drafts` bounds the rows that a shared selection grows by.
     """
@@ -63,6 +69,11 @@ def chain_feedback(decisions: Decisions) -> tuple[Feedback, ...]:
     if decisions.index_share == "pools_and_new_rows":
         edges += [Feedback("chosen", "chosen"), Feedback("selected_at", "selected_at")]
     return tuple(edges)
+
+
+# the parts of a step that a run may leave out: without a grammar the mask is bypassed
+WITHOUT_GRAMMAR = {"allowed_logits": "logits"}
+CONFIDENCE = "confidence"
 
 
 class _Head:
@@ -91,7 +102,10 @@ class _Head:
         with c.block("head"):
             y = self._norm(x, "shared_head.norm").named("head_normed")
             logits = Linear()(y, self._weight("lm_head", config.vocab_size, config.hidden_size)).named("logits")
-            c.output("token", Argmax()(logits).named("draft"))
+            bitmask = c.input("grammar_bitmask", TensorType.of(torch.int32, "n", "mask_words"))
+            draft = Argmax()(GrammarMask()(logits, bitmask).named("allowed_logits")).named("draft")
+            c.output("token", draft)
+            c.output("confidence", TokenProbability()(logits, draft).named("confidence"))
             c.output("hidden", y if self.decisions.recycle == "post_norm" else x)
             c.output("position", Increment(by=1)(self.position).named("next_position"))
         return c

@@ -128,4 +128,4 @@ def _draft(path: EagerPath | DraftRunner, proposer: DraftProposer, prompt: Promp
 
     last = num_tokens - 2
     path.write_rows(rows(0, last), cache)
-    return path.draft(rows(last, last + 1), cache, num_drafts=num_drafts)[0].tolist()
+    return path.draft(rows(last, last + 1), cache, num_drafts=num_drafts).ids[0].tolist()

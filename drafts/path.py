@@ -1,11 +1,20 @@
 """What a way to run the head offers the proposer: the eager module and the circuit runner both do."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from drafts.batch import RowBatch
 from drafts.cache import DrafterCache
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a chain drafted: ids int64 [n, K] on the device, and confidences float32 [n, K] where asked for."""
+
+    ids: Tensor
+    confidences: Tensor | None = None
 
 
 class DraftPath(Protocol):
@@ -16,10 +25,26 @@ class DraftPath(Protocol):
         """What counters and reports call it: `eager`, `circuit:reference`."""
         ...
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row's result is bitwise the same whatever rows run beside it."""
+        ...
+
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
         """Write the cache rows of `rows`, and nothing else."""
         ...
 
-    def draft(self, rows: RowBatch, cache: DrafterCache, *, num_drafts: int) -> Tensor:
-        """Return int64 [n, num_drafts] for one row per sequence, writing `num_drafts` rows each."""
+    def draft(
+        self,
+        rows: RowBatch,
+        cache: DrafterCache,
+        *,
+        num_drafts: int,
+        grammar: Tensor | None = None,
+        has_confidence: bool = False,
+    ) -> Drafts:
+        """Draft a chain for one row per sequence, writing `num_drafts` rows each.
+
+        grammar: int32 [n, m, words], the token bitmask of draft i+1 at [:, i]; drafts beyond m are free.
+        """
         ...

@@ -248,7 +248,7 @@ class DraftProposer:
             self.cache.commit(state.sequence, position + num_fitting)
         self._counts[f"propose.{self.path.name}"] += 1
         state.drafted_from, state.num_drafted = position, num_fitting
-        return [int(draft) for draft in drafts[0].tolist()]
+        return [int(draft) for draft in drafts.ids[0].tolist()]
 
     def after_verify(self, num_accepted: int, state: ProposerState) -> int:
         """Keep the rows of the last propose that a verify found true; returns the rows there are now.

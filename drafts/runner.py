@@ -9,6 +9,7 @@ from circuit import BindingError, Circuit, LoweringError, RunResult, Value, inte
 from drafts.batch import RowBatch
 from drafts.binding import DraftBinding
 from drafts.cache import DrafterCache
+from drafts.path import Drafts
 
 BACKENDS = ("reference",)
 
@@ -35,9 +36,13 @@ class DraftRunner:
         self.binding = binding
         self.name = f"circuit:{backend}"
         self.observe = observe
-        self._first = binding.first_step()
-        self._next = binding.next_step()
         self._context = binding.context()
+        self._steps: dict[tuple[bool, bool, bool], Circuit] = {}
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """False: the interpreter's matrix products round otherwise for other numbers of rows."""
+        return False
 
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
         """Write the cache rows of `rows`, which pair known tokens with the target's own hiddens."""
@@ -53,11 +58,18 @@ class DraftRunner:
         )
         _store(cache, result.states)
 
-    def draft(self, rows: RowBatch, cache: DrafterCache, *, num_drafts: int) -> Tensor:
-        """Return int64 [n, num_drafts]: per row (one per sequence) a chain of drafts, step i at position + i.
+    def draft(
+        self,
+        rows: RowBatch,
+        cache: DrafterCache,
+        *,
+        num_drafts: int,
+        grammar: Tensor | None = None,
+        has_confidence: bool = False,
+    ) -> Drafts:
+        """Draft a chain per row, one row per sequence, step i at position + i; see DraftPath.
 
-        Writes `num_drafts` cache rows per sequence. `ValueError` for rows beyond the block table, or for more drafts
-        than the state was laid out for.
+        `ValueError` for rows beyond the block table, or for more drafts than the state was laid out for.
         """
         if not 1 <= num_drafts <= self.binding.state_layout.max_num_drafts:
             raise ValueError(
@@ -69,24 +81,37 @@ class DraftRunner:
             raise ValueError("DraftRunner.draft: expected one row per sequence, got two of one; draft them in turn")
         fed = _row_inputs(rows)
         states = _states(cache)
-        drafts = torch.empty(rows.num_rows, num_drafts, dtype=torch.int64, device=rows.token.device)
-        for step in range(num_drafts):
-            program = self._first if step == 0 else self._next
-            result = self._step(step, program, fed, states)
+        ids, confidences = [], []
+        for index in range(num_drafts):
+            is_masked = grammar is not None and index < grammar.shape[1]
+            program = self._step(is_first=index == 0, has_grammar=is_masked, has_confidence=has_confidence)
+            if grammar is not None and is_masked:
+                fed["grammar_bitmask"] = grammar[:, index]
+            result = self._run(index, program, fed, states)
             states = result.states
-            drafts[:, step] = result.outputs["token"]
+            ids.append(result.outputs["token"])
+            if has_confidence:
+                confidences.append(result.outputs["confidence"])
             fed |= {edge.target: result.outputs[edge.source] for edge in self.binding.feedback}
         _store(cache, states)
-        return drafts
+        return Drafts(torch.stack(ids, dim=1), torch.stack(confidences, dim=1) if has_confidence else None)
 
-    def _step(self, step: int, program: Circuit, fed: dict[str, Tensor], states: dict[str, Tensor]) -> RunResult:
+    def _step(self, *, is_first: bool, has_grammar: bool, has_confidence: bool) -> Circuit:
+        key = (is_first, has_grammar, has_confidence)
+        if key not in self._steps:
+            self._steps[key] = self.binding.step(
+                is_first=is_first, has_grammar=has_grammar, has_confidence=has_confidence
+            )
+        return self._steps[key]
+
+    def _run(self, index: int, program: Circuit, fed: dict[str, Tensor], states: dict[str, Tensor]) -> RunResult:
         observe = self.observe
         return interpret(
             program,
             inputs={name: fed[name] for name in program.inputs},
             weights=self.binding.weights,
             states=states,
-            observe=None if observe is None else lambda value, tensor: observe(step, value, tensor),
+            observe=None if observe is None else lambda value, tensor: observe(index, value, tensor),
         )
 
     def _check(self, rows: RowBatch, cache: DrafterCache, *, lookahead: int) -> None:

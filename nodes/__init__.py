@@ -18,6 +18,7 @@ from nodes.cast import Cast
 from nodes.concat import Concat
 from nodes.embedding import Embedding
 from nodes.extend_selection import ExtendSelection
+from nodes.grammar_mask import GrammarMask
 from nodes.increment import Increment
 from nodes.indexer_scores import IndexerScores
 from nodes.key_pool import KeyPool
@@ -29,6 +30,7 @@ from nodes.select_topk import SelectTopk
 from nodes.sparse_mla_attention import SparseMlaAttention
 from nodes.split_heads import SplitHeads
 from nodes.swiglu import Swiglu
+from nodes.token_probability import TokenProbability
 from nodes.topk_router import TopkRouter
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Concat",
     "Embedding",
     "ExtendSelection",
+    "GrammarMask",
     "Increment",
     "IndexerScores",
     "KeyPool",
@@ -54,6 +57,7 @@ __all__ = [
     "SparseMlaAttention",
     "SplitHeads",
     "Swiglu",
+    "TokenProbability",
     "TopkRouter",
 ]
 

@@ -1,6 +1,6 @@
 """Passes: circuit to circuit, meaning kept. Each docstring shows a small circuit before and after."""
 
 from compiler.passes.dead_code import remove_dead_code
-from compiler.passes.specialise import Feedback, context, next_step
+from compiler.passes.specialise import Feedback, context, step
 
-__all__ = ["Feedback", "context", "next_step", "remove_dead_code"]
+__all__ = ["Feedback", "context", "remove_dead_code", "step"]

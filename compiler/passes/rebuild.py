@@ -1,10 +1,8 @@
-"""Copy a circuit with some of its values cut into inputs and only the wanted outputs kept: what both passes do."""
+"""Copy a circuit with some values cut into inputs, some replaced, and only the wanted outputs kept."""
 
 from collections.abc import Mapping
 
-import networkx as nx
-
-from circuit import Call, Circuit, CircuitError, TensorType, Value
+from circuit import Circuit, CircuitError, TensorType, Value
 
 
 def rebuild(
@@ -13,21 +11,27 @@ def rebuild(
     *,
     outputs: Mapping[str, Value],
     cuts: tuple[Value, ...] = (),
+    replaced: Mapping[Value, Value] | None = None,
 ) -> Circuit:
     """Return a circuit of the calls that `outputs` and every state output need, names and blocks kept.
 
-    A value in `cuts` becomes an input of its own name, and what only it needed is gone. Every state that is still
-    declared keeps its state output, so that no cache write is lost.
+    A value in `cuts` becomes an input of its own name; a key of `replaced` is read as the value it maps to, which must
+    have its type. What only those needed is gone. Every state stays, with its state output, so no cache write is lost.
     """
-    needed = _needed(circuit, outputs, cuts)
+    substitute = dict(replaced or {})
+    for old, new in substitute.items():
+        if old.type != new.type:
+            raise CircuitError(f"circuit {circuit.name!r}: {old!r} cannot be replaced by {new!r} of another type")
+    wanted = {key: substitute.get(value, value) for key, value in outputs.items()}
+    needed = _needed_values(circuit, wanted, cuts=frozenset(cuts), substitute=substitute)
     copy = Circuit(name)
     copied: dict[Value, Value] = {}
     # declared inputs first, in their old order, then the cuts: the order callers see
     for source_name, value in circuit.inputs.items():
-        if value in needed or value in cuts:
+        if value in needed:
             copied[value] = copy.input(source_name, _tensor_type(value))
     for value in cuts:
-        if value not in copied:
+        if value in needed and value not in copied:
             copied[value] = copy.input(value.name, _tensor_type(value))
     for source_name, value in circuit.weights.items():
         if value in needed:
@@ -35,35 +39,27 @@ def rebuild(
     for source_name, value in circuit.states.items():
         copied[value] = copy.state(source_name, value.type)  # type: ignore[arg-type]
     for call in circuit.calls:
-        if call not in needed:
+        kept = [value for value in call.results if value in needed and value not in cuts]
+        if not kept:
             continue
-        cut_names = {value.name for value in call.results if value in cuts}
-        if cut_names:
-            raise CircuitError(
-                f"circuit {circuit.name!r}: {call} is cut at {sorted(cut_names)} and needed all the same"
-            )
-        results = copy.copy_call(call, *(copied[arg] for arg in call.args))
+        if any(value in cuts for value in call.results):
+            raise CircuitError(f"circuit {circuit.name!r}: {call} is cut and needed all the same; cut all its results")
+        results = copy.copy_call(call, *(copied[substitute.get(arg, arg)] for arg in call.args))
         copied.update(zip(call.results, results, strict=True))
-    for output_name, value in outputs.items():
+    for output_name, value in wanted.items():
         copy.output(output_name, copied[value])
     for state_name, value in circuit.state_outputs.items():
         copy.state_output(state_name, copied[value])
     return copy
 
 
-def _needed(circuit: Circuit, outputs: Mapping[str, Value], cuts: tuple[Value, ...]) -> set[Call | Value]:
-    graph = circuit.dataflow()
-    for value in cuts:
-        maker = value.call or value
-        for _, reader in list(graph.out_edges(maker)):
-            if all(arg in cuts for arg in reader.args if (arg.call or arg) is maker):
-                graph.remove_edge(maker, reader)
-    needed: set[Call | Value] = set()
-    for value in (*outputs.values(), *circuit.state_outputs.values()):
-        if value in cuts:
-            continue
-        maker = value.call or value
-        needed |= {maker, *nx.ancestors(graph, maker)}
+def _needed_values(
+    circuit: Circuit, wanted: Mapping[str, Value], *, cuts: frozenset[Value], substitute: Mapping[Value, Value]
+) -> set[Value]:
+    needed = {*wanted.values(), *circuit.state_outputs.values()}
+    for call in reversed(circuit.calls):
+        if any(value in needed and value not in cuts for value in call.results):
+            needed |= {substitute.get(arg, arg) for arg in call.args}
     return needed
 
 

@@ -7,9 +7,12 @@
 
 before:  %h = RmsNorm(..)(%target_hidden, %target_norm)   %y = Linear()(%h, %w)   output hidden = %y
 next:    input %h                                         %y = Linear()(%h, %w)   output hidden = %y
+
+A step takes along only the optional parts it is asked for: an optional value that is left out is replaced by the one
+it refines (masked logits by logits), an optional output is dropped, and what only they needed is gone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from circuit import BindingError, Circuit
@@ -24,8 +27,18 @@ class Feedback:
     target: str
 
 
-def next_step(circuit: Circuit, feedback: Sequence[Feedback]) -> Circuit:
-    """Return the circuit of drafts 2..K; `BindingError` for an edge whose ends are missing or of two types."""
+def step(
+    circuit: Circuit,
+    *,
+    feedback: Sequence[Feedback] = (),
+    bypassed: Mapping[str, str] | None = None,
+    dropped_outputs: Collection[str] = (),
+) -> Circuit:
+    """Return one draft's circuit: with `feedback` that of drafts 2..K, without it the first.
+
+    `bypassed` maps a value to the one read in its place. Raises BindingError for an edge whose ends are missing or of
+    two types, CircuitError for a value that is not there.
+    """
     cuts = []
     for edge in feedback:
         if edge.source not in circuit.outputs:
@@ -37,7 +50,13 @@ def next_step(circuit: Circuit, feedback: Sequence[Feedback]) -> Circuit:
         if source.type != target.type:
             raise BindingError(f"feedback {edge.source} -> {edge.target}: {source!r} cannot feed {target!r}")
         cuts.append(target)
-    return rebuild(circuit, f"{circuit.name}.next", outputs=circuit.outputs, cuts=tuple(cuts))
+    return rebuild(
+        circuit,
+        f"{circuit.name}.next" if feedback else circuit.name,
+        outputs={name: value for name, value in circuit.outputs.items() if name not in dropped_outputs},
+        cuts=tuple(cuts),
+        replaced={circuit.value(old): circuit.value(new) for old, new in (bypassed or {}).items()},
+    )
 
 
 def context(circuit: Circuit) -> Circuit:

@@ -30,7 +30,7 @@ class CircuitHead:
         selected: Tensor | None,
         selected_at: Tensor | None,
     ) -> tuple[Edges, CacheTensors]:
-        program = self.binding.next_step() if recycled else self.binding.first_step()
+        program = self.binding.step(is_first=not recycled)
         inputs = self._inputs(rows)
         if selected is not None and selected_at is not None:
             # step 0 adds no rows to what it chose, so its extension is all -1

@@ -259,7 +259,7 @@ def play_path(case: GoldenCase, index: int, path: DraftPath) -> SequencePlay:
         if op["op"] == "propose":
             token, hidden = torch.tensor([op["last_token"]]), hiddens[op["hidden_row"]][None]
             rows = rows_of(memory, state, token, hidden, op["position"])
-            play.drafts += path.draft(rows, memory, num_drafts=op["k"]).tolist()
+            play.drafts += path.draft(rows, memory, num_drafts=op["k"]).ids.tolist()
             memory.commit(state, op["position"] + op["k"])
         else:
             if op["op"] == "after_verify":
