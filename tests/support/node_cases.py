@@ -128,7 +128,7 @@ def _tensor_perturbations(tensor: TensorType) -> Iterator[tuple[str, TensorType]
         yield "no_float", tensor.with_dtype(torch.int64)
         yield "other_float", tensor.with_dtype(torch.float32 if tensor.dtype != torch.float32 else torch.bfloat16)
     else:
-        yield "other_integer", tensor.with_dtype(torch.int32)
+        yield "other_integer", tensor.with_dtype(torch.int32 if tensor.dtype != torch.int32 else torch.int64)
         yield "float", tensor.with_dtype(torch.float32)
     yield "more_dims", tensor.with_shape(2, *tensor.shape)
     yield "fewer_dims", tensor.with_shape(*tensor.shape[1:])
