@@ -21,8 +21,8 @@ def build_circuit(document: CircuitDocument, data: DocumentData) -> Circuit:
     """Return the verified circuit of `document`; `data` knows the lines."""
     with _noted(data, ("circuit",)):
         circuit = Circuit(document.circuit)
-    _add_sources(circuit, document, data)
     wiring = _Wiring(document, data)
+    _add_sources(circuit, document, data)
     wiring.made.update((value.name, value) for value in circuit.values)
     for index, node in enumerate(document.nodes):
         _add_node(circuit, node, data, wiring=wiring, index=index)

@@ -1,7 +1,7 @@
 """The shape of a circuit document, and its faults said with place, expectation, what came and the next step."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -56,13 +56,21 @@ class CircuitDocument(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     circuit: str
-    format: Literal[1]
+    format: int
     inputs: dict[str, str] = Field(default_factory=dict)
     weights: dict[str, str] = Field(default_factory=dict)
     states: dict[str, str] = Field(default_factory=dict)
     nodes: list[NodeDocument] = Field(default_factory=list)
     outputs: dict[str, str] = Field(default_factory=dict)
     state_outputs: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _known_format(cls, number: Any) -> Any:
+        # true equals 1, and is no format
+        if type(number) is not int or number != FORMAT:
+            raise PydanticCustomError("format_type", f"Input should be {FORMAT}, the one format there is")
+        return number
 
 
 def document_fault(error: ValidationError, data: DocumentData, model: type[BaseModel], *, path: Path) -> DocumentError:

@@ -68,7 +68,7 @@ def to_graph_module(circuit: Circuit, weights: Mapping[str, Tensor] | None = Non
     """Return the circuit as a GraphModule that gives `(outputs, states)`, two dicts by name.
 
     Its arguments (`argument_names`) are the inputs, then the states, then the weights; `weights` may be given instead,
-    a superset, and become buffers `weight_0, ...` that share their memory. `BindingError` for a missing or ill-typed one.
+    a superset, and become buffers `weight_0, ...` of the same memory. `BindingError` for a missing or ill-typed one.
     """
     root = nn.Module()
     graph = fx.Graph()
