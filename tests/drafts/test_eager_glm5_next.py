@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,7 +134,7 @@ def test_supplied_pre_norm_gets_the_target_norm_once() -> None:
         state = cache.allocate(rows=20)
         path = EagerPath(head)
         path.write_rows(rows_at(cache, state, tokens[:9], fed[:9], 0), cache)
-        drafts.append(path.draft(rows_at(cache, state, tokens[9:], fed[9:], 9), cache, num_drafts=4))
+        drafts.append(path.draft(rows_at(cache, state, tokens[9:], fed[9:], 9), cache, num_drafts=4).ids)
         caches.append(cache.latent[1:])
     assert torch.equal(drafts[0], drafts[1])
     assert torch.equal(caches[0].nan_to_num(), caches[1].nan_to_num())
@@ -212,7 +214,7 @@ def test_no_rows_give_no_drafts() -> None:
     empty = torch.empty(0, dtype=torch.int64)
     rows = RowBatch(empty, torch.empty(0, 20), empty, empty, torch.empty(0, 1, dtype=torch.int64))
     assert run_step(head, rows, cache).logits.shape == (0, config.vocab_size)
-    assert EagerPath(head).draft(rows, cache, num_drafts=3).shape == (0, 3)
+    assert EagerPath(head).draft(rows, cache, num_drafts=3).ids.shape == (0, 3)
 
 
 def test_misfitting_weights_are_named() -> None:
@@ -224,6 +226,18 @@ def test_misfitting_weights_are_named() -> None:
     del weights["hnorm"]
     with pytest.raises(ValueError, match=r"hnorm: .*no such weight"):
         tiny_head(config, weights=weights)
+
+
+DRAFTS = Path(__file__).parents[2] / "drafts"
+
+
+@pytest.mark.parametrize("module", ["eager_glm5_next", "eager_attention", "eager_moe", "path"])
+def test_eager_head_knows_neither_circuits_nor_nodes(module: str) -> None:
+    tree = ast.walk(ast.parse((DRAFTS / f"{module}.py").read_text()))
+    names = [alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names]
+    tree = ast.walk(ast.parse((DRAFTS / f"{module}.py").read_text()))
+    names += [node.module or "" for node in tree if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in names if name.split(".")[0] in ("circuit", "nodes", "compiler")]
 
 
 SCORES = {

@@ -154,22 +154,12 @@ def test_bad_calls_are_refused_before_anything_is_written() -> None:
     tokens, hiddens = context_rows(config, 2)
     rows = rows_at(cache, state, tokens[:1], hiddens[:1], 14)
     assert "position" in refused(rows, cache, path, num_drafts=3)
-    assert "num_drafts" in refused(rows, cache, path, num_drafts=-1)
+    assert "num_drafts" in refused(rows, cache, path, num_drafts=0)
     assert "one row a sequence" in refused(rows_at(cache, state, tokens, hiddens, 3), cache, path, num_drafts=2)
     assert "token" in refused(rows_at(cache, state, tokens[:1] + 61, hiddens[:1], 3), cache, path, num_drafts=2)
     assert "hidden" in refused(rows_at(cache, state, tokens[:1], hiddens[:1].double(), 3), cache, path, num_drafts=2)
     assert "hidden" in refused(rows_at(cache, state, tokens[:1], hiddens[:1, 1:], 3), cache, path, num_drafts=2)
-    assert path.draft(rows, cache, num_drafts=2).shape == (1, 2)
-
-
-def test_no_drafts_write_nothing() -> None:
-    config = tiny_config()
-    path = EagerPath(tiny_head(config))
-    cache = DrafterCache.for_rows(config, 16)
-    state = cache.allocate(rows=16)
-    rows = rows_at(cache, state, *context_rows(config, 1), 0)
-    assert path.draft(rows, cache, num_drafts=0).shape == (1, 0)
-    assert all(tensor.isnan().all() for tensor in (cache.latent, cache.index_keys, cache.tail))
+    assert path.draft(rows, cache, num_drafts=2).ids.shape == (1, 2)
 
 
 def test_chain_is_its_steps_fed_by_hand() -> None:
@@ -180,12 +170,12 @@ def test_chain_is_its_steps_fed_by_hand() -> None:
         state = cache.allocate(rows=40)
         write(path, cache, state, *context_rows(config, 9), 9)
         rows = rows_at(cache, state, *context_rows(config, 1, seed=4), 9)
-        drafts = path.draft(rows, cache, num_drafts=4)
+        drafts = path.draft(rows, cache, num_drafts=4).ids
         chained = [step.edges for step in path.last_steps]
         for index in range(1, 4):
             previous = chained[index - 1]
             single = path.draft(
                 rows_at(cache, state, previous["token"], previous[edge], 9 + index), cache, num_drafts=1
             )
-            assert single.tolist() == [[int(drafts[0, index])]]
+            assert single.ids.tolist() == [[int(drafts[0, index])]]
             assert torch.equal(path.last_steps[0].logits, chained[index]["logits"])
