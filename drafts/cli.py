@@ -18,7 +18,7 @@ from drafts.commands.screen import Screen
 # typer exports only this child of it, and some versions keep the module of both private
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 DEFAULT_NUM_DRAFTS = 3
 MAX_NUM_DRAFTS = 16
 
@@ -70,7 +70,10 @@ def demo(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Decode with a trained checkpoint: plain, with the eager drafter, with the circuit; compare."""
+    """Draft for a trained checkpoint, eager and as a circuit.
+
+    Decodes each prompt plainly, with the eager drafter and with the circuit, and compares texts and times.
+    """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
         from drafts.commands.demo import demo as body
@@ -84,7 +87,10 @@ def check(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check a circuit document's types and state, or a checkpoint's config and tensors."""
+    """Check a circuit document or a checkpoint.
+
+    A document: its types, its state, its order. A checkpoint: every key of its config and every tensor of the drafter.
+    """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch"):
         from drafts.commands.check import check as body
@@ -120,11 +126,11 @@ def run(
     drafts: Drafts = DEFAULT_NUM_DRAFTS,
     max_tokens: MaxTokens = 64,
     is_circuit: Annotated[bool, typer.Option("--circuit/--eager", help="Which form of the drafter to run.")] = True,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="0 decodes greedily.")] = 0.0,
     top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest tokens of this mass.")
+        float, typer.Option(min=0.0, max=1.0, metavar="P", help="Sample from the likeliest tokens of this mass.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, metavar="S", help="Seed of the sampling.")] = 0,
     dtype: Dtype = Precision.F32,
     as_json: Json = False,
     debug: Debug = False,
@@ -147,7 +153,10 @@ def parity(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run the eager drafter and the circuit side by side and compare every edge; exit 1 on a miss."""
+    """Compare the eager drafter and the circuit, edge by edge.
+
+    Both draft after real prompts; exits with 1 when an edge is out of bound or an id differs.
+    """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
         from drafts.commands.parity import parity as body
@@ -164,9 +173,9 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _say("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # the reader went away, as with `| head`; nothing more can be said, not even by the interpreter's last flush
+        # the reader went away, as with `| head`; without this the interpreter's last flush would complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_BROKEN_PIPE
+        code = EXIT_FAILED
     except Exception as error:
         if "--debug" in arguments:
             raise
@@ -177,7 +186,8 @@ def main() -> None:
 def _report(error: Exception, *, as_json: bool) -> int:
     """Print the error as one line, with --json as an object too; return the exit code."""
     if isinstance(error, UsageError):
-        line, code = f"{error.format_message()}; see `circuit --help`", EXIT_BAD_INPUT  # type: ignore[attr-defined]
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        line, code = f"{message.replace('Value error, ', '').rstrip('.')}; see `circuit --help`", EXIT_BAD_INPUT
     else:
         from drafts.commands.faults import explain
 

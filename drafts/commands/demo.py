@@ -1,5 +1,6 @@
-"""`circuit demo`: a trained checkpoint decodes plainly, with its eager drafter and with the circuit; the texts are one."""
+"""`circuit demo`: a trained checkpoint decodes plainly, with its eager drafter and with the circuit: one text."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def demo(
     show.warm_up(encoded[0])
     decoded = []
     for index, (text, tokens) in enumerate(zip(prompts, encoded, strict=True), start=1):
-        screen.out.print(Text(f"── {index} of {len(prompts)} ──", style=PROMPT))
+        screen.out.print(Text(f"\n── {index} of {len(prompts)} ──", style=PROMPT))
         decoded.append(show.decode(text, tokens))
     metrics = {
         form: combine_metrics([getattr(one, form).metrics for one in decoded]) for form in ("plain", "eager", "circuit")
@@ -83,29 +84,34 @@ class _Show:
 
     def decode(self, prompt: str, tokens: list[int]) -> Decoded:
         """Decode one prompt three ways; the circuit's text is shown as it comes."""
-        with self._screen.step("decoding plainly"):
-            plain = self._generate(None, tokens)
-        with self._screen.step("decoding with the eager drafter"):
-            eager = self._generate(self._eager, tokens)
-        stream = TokenStream(self._session.tokenizer, self._screen, watch=self._watch)
-        stream.start(prompt, tokens)
-        circuit = self._generate(self._circuit, tokens, stream=stream)
-        stream.finish()
+        plain = self._behind_a_bar("decoding plainly", None, tokens)
+        eager = self._behind_a_bar("decoding with the eager drafter", self._eager, tokens)
+        if self._screen.as_json:
+            circuit = self._behind_a_bar("decoding with the circuit", self._circuit, tokens)
+        else:
+            stream = TokenStream(self._session.tokenizer, self._screen, watch=self._watch)
+            stream.start(prompt, tokens)
+            circuit = self._generate(self._circuit, tokens, on_token=stream.take)
+            stream.finish()
         return Decoded(prompt, plain, eager, circuit)
 
     def counters(self) -> dict[str, int]:
         """Return how often each path of the circuit's drafter ran; proof that the circuit did."""
         return self._circuit.path_counters
 
+    def _behind_a_bar(self, what: str, proposer: DraftProposer | None, tokens: list[int]) -> Generation:
+        with self._screen.bar(what, self._max_tokens) as advance:
+            return self._generate(proposer, tokens, on_token=lambda _: advance(1))
+
     def _generate(
-        self, proposer: DraftProposer | None, tokens: list[int], *, stream: TokenStream | None = None
+        self, proposer: DraftProposer | None, tokens: list[int], *, on_token: Callable[[int], None]
     ) -> Generation:
         return self._session.generate(
             proposer,
             tokens,
             max_new_tokens=self._max_tokens,
             num_drafts=self._num_drafts,
-            on_token=None if stream is None else stream.take,
+            on_token=on_token,
         )
 
 
@@ -126,7 +132,7 @@ def _print_summary(screen: Screen, metrics: dict[str, SpeculationMetrics], decod
     table.add_column("", no_wrap=True)
     for form in metrics:
         table.add_column(form, justify="right")
-    plain, *drafted = metrics.values()
+    drafted = [metrics[form] for form in FORMS]
     table.add_row("mean accepted length", "", *(f"{one.mean_accepted_length:.2f}" for one in drafted))
     for position in range(len(drafted[0].accepted)):
         shares = (f"{100 * one.cumulative_acceptance[position]:.0f} %" for one in drafted)

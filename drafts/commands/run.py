@@ -1,5 +1,6 @@
 """`circuit run`: continue a prompt with a checkpoint's target and its drafter."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from drafts.commands.metrics import metrics_line, metrics_record
 from drafts.commands.screen import Screen
 from drafts.commands.session import load_session
 from drafts.commands.stream import TokenStream
+from drafts.generation import Generation
 from drafts.sampling import Sampling
 
 
@@ -38,17 +40,25 @@ def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
         num_tokens=len(prompt_tokens) + options.max_tokens,
         num_drafts=options.num_drafts,
     )
-    stream = TokenStream(session.tokenizer, screen, watch=watch)
-    stream.start(options.prompt, prompt_tokens)
-    generation = session.generate(
-        proposer,
-        prompt_tokens,
-        max_new_tokens=options.max_tokens,
-        num_drafts=options.num_drafts,
-        sampling=sampling,
-        on_token=stream.take,
-    )
-    stream.finish()
+
+    def decode(on_token: Callable[[int], None]) -> Generation:
+        return session.generate(
+            proposer,
+            prompt_tokens,
+            max_new_tokens=options.max_tokens,
+            num_drafts=options.num_drafts,
+            sampling=sampling,
+            on_token=on_token,
+        )
+
+    if screen.as_json:
+        with screen.bar("decoding", options.max_tokens) as advance:
+            generation = decode(lambda _: advance(1))
+    else:
+        stream = TokenStream(session.tokenizer, screen, watch=watch)
+        stream.start(options.prompt, prompt_tokens)
+        generation = decode(stream.take)
+        stream.finish()
     metrics = generation.metrics
     if not screen.as_json:
         screen.err.print(Text(f"{metrics_line(metrics)} · drafter {watch.name}", style="dim"))

@@ -6,7 +6,7 @@ from torch import Tensor
 from drafts.batch import RowBatch
 from drafts.cache import DrafterCache
 from drafts.commands.screen import Screen
-from drafts.path import DraftPath
+from drafts.path import DraftPath, Drafts
 from drafts.targets.tokenizer import CheckpointTokenizer
 
 PROMPT, DRAFTED, OWN = "dim", "green", "bold yellow"
@@ -25,14 +25,27 @@ class WatchedPath:
         """The name of the path it watches."""
         return self._path.name
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """As the path it watches."""
+        return self._path.is_batch_invariant
+
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
         """Write context rows."""
         self._path.write_rows(rows, cache)
 
-    def draft(self, rows: RowBatch, cache: DrafterCache, *, num_drafts: int) -> Tensor:
+    def draft(
+        self,
+        rows: RowBatch,
+        cache: DrafterCache,
+        *,
+        num_drafts: int,
+        grammar: Tensor | None = None,
+        has_confidence: bool = False,
+    ) -> Drafts:
         """Draft, and remember the first sequence's ids."""
-        drafts = self._path.draft(rows, cache, num_drafts=num_drafts)
-        self.drafts = drafts[0].tolist()
+        drafts = self._path.draft(rows, cache, num_drafts=num_drafts, grammar=grammar, has_confidence=has_confidence)
+        self.drafts = drafts.ids[0].tolist()
         return drafts
 
 

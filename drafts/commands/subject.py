@@ -11,8 +11,13 @@ Kind = Literal["document", "checkpoint"]
 
 def kind_of(path: Path) -> Kind:
     """Tell by its form what `path` is; raises CircuitError for what is neither."""
-    if path.is_dir():
+    if (path / "config.json").is_file():
         return "checkpoint"
+    if path.is_dir():
+        raise CircuitError(
+            f"{path}: expected a circuit document or a checkpoint folder, got a folder without config.json; "
+            "check the path"
+        )
     if not path.exists():
         raise CircuitError(f"{path}: expected a circuit document or a checkpoint folder, got no such path; check it")
     if path.name == "config.json":
