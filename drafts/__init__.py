@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from drafts.config import DraftConfig, read_config
     from drafts.decisions import Decisions, default_decisions
     from drafts.glm5_next import mtp_head
-    from drafts.proposer import DraftProposer, ProposerState
+    from drafts.levers import ModelLevers
+    from drafts.proposer import DraftProposer
+    from drafts.proposer_state import ProposerState
     from drafts.runner import DraftRunner
     from drafts.sampling import Sampling
     from drafts.speculate import generate
@@ -23,7 +25,8 @@ _MODULES = {
     "DraftConfig": "drafts.config",
     "DraftProposer": "drafts.proposer",
     "DraftRunner": "drafts.runner",
-    "ProposerState": "drafts.proposer",
+    "ModelLevers": "drafts.levers",
+    "ProposerState": "drafts.proposer_state",
     "RowBatch": "drafts.batch",
     "Sampling": "drafts.sampling",
     "bind_head": "drafts.binding",
@@ -39,6 +42,7 @@ __all__ = [
     "DraftConfig",
     "DraftProposer",
     "DraftRunner",
+    "ModelLevers",
     "ProposerState",
     "RowBatch",
     "Sampling",

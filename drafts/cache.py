@@ -35,6 +35,14 @@ class CachedSequence:
     is_freed: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CarriedRows:
+    """Rows between two sequences: their blocks and counts, and their raw tail [tail_depth, 2, index_head_dim]."""
+
+    rows: CachedSequence  # without a tail slot of its own
+    tail: Tensor
+
+
 class DrafterCache:
     """Paged latent rows, paged pool keys and the raw index tail of all sequences.
 
@@ -171,13 +179,44 @@ class DrafterCache:
         if sequence.is_freed:
             return
         if self.poison_freed:
-            self.latent[sequence.blocks] = math.nan
-            self.index_keys[sequence.blocks] = math.nan
             self.tail[sequence.slot] = math.nan
-        self._free_blocks += reversed(sequence.blocks)
+        self._release(sequence.blocks)
         self._free_slots.append(sequence.slot)
         sequence.is_freed = True
         sequence.blocks, sequence.rows, sequence.raw_from = [], 0, 0
+
+    def take(self, sequence: CachedSequence) -> CarriedRows:
+        """Take the sequence's rows out of it, to be given to another one; leaves it empty, its spare blocks with it."""
+        self._require_live(sequence, "take")
+        num_kept = math.ceil(sequence.rows / self.block_size)
+        carried = CarriedRows(
+            CachedSequence(0, sequence.blocks[:num_kept], sequence.rows, sequence.raw_from),
+            self.tail[sequence.slot].clone(),
+        )
+        sequence.blocks, sequence.rows, sequence.raw_from = sequence.blocks[num_kept:], 0, 0
+        return carried
+
+    def give(self, carried: CarriedRows, sequence: CachedSequence) -> None:
+        """Give carried rows to a sequence that has none; they cannot be given again."""
+        if self.rows(sequence) or carried.rows.is_freed:
+            raise StateError("DrafterCache.give: expected an empty sequence and rows not given yet; take them first")
+        source = carried.rows
+        sequence.blocks = source.blocks + sequence.blocks
+        sequence.rows, sequence.raw_from = source.rows, source.raw_from
+        self.tail[sequence.slot] = carried.tail
+        source.blocks, source.is_freed = [], True
+
+    def free_carried(self, carried: CarriedRows) -> None:
+        """Give the carried blocks back to the pool; a second call, or one after `give`, does nothing."""
+        if not carried.rows.is_freed:
+            self._release(carried.rows.blocks)
+            carried.rows.blocks, carried.rows.is_freed = [], True
+
+    def shrink(self, sequence: CachedSequence, rows: int) -> None:
+        """Give back the blocks that `rows` rows, or those there are, do not need."""
+        num_kept = math.ceil(max(rows, self.rows(sequence)) / self.block_size)
+        spare, sequence.blocks = sequence.blocks[num_kept:], sequence.blocks[:num_kept]
+        self._release(spare)
 
     def capacity(self, sequence: CachedSequence) -> int:
         """Rows that fit the blocks the sequence holds."""
@@ -254,6 +293,12 @@ class DrafterCache:
             raise ValueError(f"DrafterCache.block_table: expected a width of {longest} or more, got {width}")
         padded = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence in sequences]
         return torch.tensor(padded, dtype=torch.int64, device=self.latent.device).reshape(len(sequences), width)
+
+    def _release(self, blocks: list[int]) -> None:
+        if self.poison_freed:
+            self.latent[blocks] = math.nan
+            self.index_keys[blocks] = math.nan
+        self._free_blocks += reversed(blocks)
 
     def _require_live(self, sequence: CachedSequence, where: str) -> None:
         if sequence.is_freed:

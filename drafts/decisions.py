@@ -38,8 +38,8 @@ class Decisions(BaseModel):
     def _refuse_unresolvable(self) -> "Decisions":
         if self.supplied_hidden == "post_norm" and self.hidden_source == "pre_norm":
             raise BindingError(
-                "Decisions.supplied_hidden: expected pre_norm for a drafter trained on pre_norm hiddens, got post_norm; "
-                "the target's norm cannot be undone, hand in the hidden before it"
+                "Decisions.supplied_hidden: expected pre_norm for a drafter trained on pre_norm hiddens, got "
+                "post_norm; the target's norm cannot be undone, hand in the hidden before it"
             )
         return self
 

@@ -16,6 +16,14 @@ class Drafts:
     ids: Tensor
     confidences: Tensor | None = None
 
+    def id_list(self) -> list[int]:
+        """The first row's ids, on the host."""
+        return [int(draft) for draft in self.ids[0].tolist()]
+
+    def confidence_list(self) -> list[float]:
+        """The first row's confidences, on the host; empty where they were not asked for."""
+        return [] if self.confidences is None else [float(value) for value in self.confidences[0].tolist()]
+
 
 class DraftPath(Protocol):
     """One way to run the head. Both calls change the cache only when everything has succeeded."""

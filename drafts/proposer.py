@@ -6,41 +6,28 @@ a swap in the middle of a sequence is sound.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from circuit import StateError
-from drafts.arguments import check_hiddens, one_hidden, token_ids
-from drafts.batch import RowBatch
+from drafts.arguments import check_batch, check_hiddens, check_range, embed_buffer, token_ids
 from drafts.binding import DraftBinding, bind_head
-from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, CachedSequence, DrafterCache
+from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, DrafterCache
+from drafts.carry import DrafterKv, install_kv, take_kv, trim_kv
+from drafts.chains import ChainDrafter
 from drafts.config import DraftConfig, read_config
 from drafts.decisions import Decisions, default_decisions
 from drafts.eager_glm5_next import EagerGlm5NextHead, EagerPath
+from drafts.levers import ModelLevers
 from drafts.path import DraftPath
+from drafts.proposer_state import ProposerState
+from drafts.row_writer import AcceptedRows, RowWriter
 from drafts.weights import head_weight_specs, load_weights
 
-MAX_CONTEXT_ROWS = 512  # rows of one context run, which bounds the memory of a prefill
 DEFAULT_MAX_SEQ_LEN = 8192  # tokens
-
-
-@dataclass(slots=True, eq=False)
-class ProposerState:
-    """One sequence as the proposer knows it; made by alloc_state, given back by free_state.
-
-    max_rows: the rows it may ever hold. drafted_from, num_drafted: the rows of the last propose that no verify has
-    judged yet.
-    """
-
-    sequence: CachedSequence
-    max_rows: int
-    drafted_from: int = 0
-    num_drafted: int = 0
 
 
 class DraftProposer:
@@ -48,6 +35,9 @@ class DraftProposer:
 
     `weights` are named as head_weight_specs names them, and shared, never copied. `max_seq_len` in tokens bounds every
     sequence; `num_sequences` may live at a time; `max_num_drafts` bounds K. Not safe for use from two threads.
+
+    Bad arguments raise ValueError before anything runs. An exception inside a run leaves row counts and live rows of
+    every sequence as they were.
     """
 
     def __init__(
@@ -59,18 +49,15 @@ class DraftProposer:
         max_seq_len: int,
         max_num_drafts: int = DEFAULT_MAX_NUM_DRAFTS,
         num_sequences: int = 1,
+        levers: ModelLevers | None = None,
     ) -> None:
-        if not 1 <= max_seq_len <= config.max_position_embeddings:
-            raise ValueError(
-                f"DraftProposer.max_seq_len: expected 1 to max_position_embeddings {config.max_position_embeddings}, "
-                f"got {max_seq_len}"
-            )
-        for name, count in (("max_num_drafts", max_num_drafts), ("num_sequences", num_sequences)):
-            if count < 1:
-                raise ValueError(f"DraftProposer.{name}: expected 1 or more, got {count}")
+        check_range("DraftProposer.max_seq_len", max_seq_len, 1, config.max_position_embeddings)
+        check_range("DraftProposer.max_num_drafts", max_num_drafts, 1, None)
+        check_range("DraftProposer.num_sequences", num_sequences, 1, None)
         self.config = config
         self.weights = weights
-        self.decisions = decisions
+        self.levers = levers or ModelLevers()
+        self.decisions = _with_lever(decisions, self.levers)
         self.max_seq_len = max_seq_len
         self.max_num_drafts = max_num_drafts
         self.cache = DrafterCache.for_rows(
@@ -80,9 +67,12 @@ class DraftProposer:
             max_num_drafts=max_num_drafts,
             device=weights["embed_tokens"].device,
         )
-        self._eager: DraftPath = EagerPath(EagerGlm5NextHead(config, weights, decisions))
+        self._eager: DraftPath = EagerPath(EagerGlm5NextHead(config, weights, self.decisions))
         self._circuit: DraftPath | None = None
         self._counts: Counter[str] = Counter()
+        self._writer = RowWriter(self.cache, self._counts)
+        self._chains = ChainDrafter(config, self.cache, self._counts, max_num_drafts=max_num_drafts)
+        self._deferred: Tensor | None = None
 
     @classmethod
     def from_checkpoint(
@@ -94,6 +84,7 @@ class DraftProposer:
         max_seq_len: int | None = None,
         max_num_drafts: int = DEFAULT_MAX_NUM_DRAFTS,
         num_sequences: int = 1,
+        levers: ModelLevers | None = None,
         device: torch.device | str = "cpu",
     ) -> "DraftProposer":
         """Load the drafter of a checkpoint folder.
@@ -113,6 +104,7 @@ class DraftProposer:
             max_seq_len=max_seq_len or min(config.max_position_embeddings, DEFAULT_MAX_SEQ_LEN),
             max_num_drafts=max_num_drafts,
             num_sequences=num_sequences,
+            levers=levers,
         )
 
     def circuit_draft(self) -> DraftBinding | None:
@@ -140,6 +132,30 @@ class DraftProposer:
         """Runs so far by path and kind, such as `propose.eager` and `context.circuit:reference`."""
         return dict(self._counts)
 
+    @property
+    def needs_comm(self) -> bool:
+        """Whether a run exchanges data with other ranks: never, the whole drafter is on this one."""
+        return False
+
+    @property
+    def prefill_uses_shared_buffers(self) -> bool:
+        """Whether prefills of two sequences would disturb each other: never, each has tensors of its own."""
+        return False
+
+    @property
+    def propose_batch_max(self) -> int:
+        """Sequences that one propose_batch takes."""
+        return self.levers.propose_batch_max
+
+    @property
+    def block_gamma(self) -> int | None:
+        """Block size of a block-diffusion drafter; None, since this one drafts token by token."""
+        return None
+
+    def prefill_hidden_rows(self, max_seq_len: int) -> int:
+        """Return how many of the target's hiddens a scheduler keeps for prefill_drafter: one per prompt token."""
+        return max_seq_len
+
     def set_circuit_draft(self, runner: DraftPath | None) -> None:
         """Swap a circuit runner in for the eager head, or out again with None; sequences in flight go on."""
         self._circuit = runner
@@ -154,14 +170,15 @@ class DraftProposer:
         Blocks for all of its rows are taken now, so that no later call can run out of them. A budget beyond
         max_seq_len is cut to it.
         """
-        if budget_tokens is not None and budget_tokens < 1:
-            raise ValueError(f"alloc_state_for: expected a budget of at least 1 token, got {budget_tokens}")
+        if budget_tokens is not None:
+            check_range("alloc_state_for.budget_tokens", budget_tokens, 1, None)
         max_rows = min(budget_tokens or self.max_seq_len, self.max_seq_len)
         return ProposerState(self.cache.allocate(rows=max_rows), max_rows)
 
     def free_state(self, state: ProposerState) -> None:
         """Give back everything the state holds; a second call does nothing, any other use after it raises."""
         self.cache.free(state.sequence)
+        self._deferred = None
 
     def drafter_rows(self, state: ProposerState) -> int:
         """Return the number of valid cache rows."""
@@ -185,12 +202,9 @@ class DraftProposer:
         state that has r0 rows already, the two start at token r0: to prefill in chunks, begin each with the last token
         and hidden of the one before.
         """
-        tokens = token_ids(prompt_tokens, self.config, where="prefill_drafter", device=self._device)
-        check_hiddens(hiddens, self.config, num_rows=tokens.numel(), where="prefill_drafter", device=self._device)
-        if tokens.numel() < 2:
-            self.cache.rows(state.sequence)  # a freed state raises here too
-            return 0
-        return self._write(tokens[1:], hiddens[:-1], state)
+        tokens = self._token_ids(prompt_tokens, "prefill_drafter")
+        self._check_hiddens(hiddens, tokens.numel(), "prefill_drafter")
+        return self._writer.append(self.path, tokens[1:], hiddens[:-1], state)
 
     def catchup_drafter(
         self, tokens: Sequence[int] | Tensor, hiddens: Tensor, row_base: int, pos_base: int, state: ProposerState
@@ -200,16 +214,48 @@ class DraftProposer:
         Writes nothing and returns 0 unless row_base is the number of rows there are. `pos_base` equals row_base, for
         the row space is dense.
         """
-        ids = token_ids(tokens, self.config, where="catchup_drafter", device=self._device)
-        check_hiddens(hiddens, self.config, num_rows=ids.numel(), where="catchup_drafter", device=self._device)
+        ids = self._token_ids(tokens, "catchup_drafter")
+        self._check_hiddens(hiddens, ids.numel(), "catchup_drafter")
         if pos_base != row_base:
             raise ValueError(f"catchup_drafter: expected pos_base {row_base} like row_base, got {pos_base}")
         if row_base != self.drafter_rows(state):
             return 0
-        return self._write(ids, hiddens, state)
+        return self._writer.append(self.path, ids, hiddens, state)
+
+    def catchup_batch(
+        self,
+        tokens: Sequence[Sequence[int] | Tensor],
+        hiddens: Sequence[Tensor],
+        first_pos: Sequence[int],
+        states: Sequence[ProposerState],
+    ) -> list[int]:
+        """After a verify, give each sequence its accepted drafts' rows; returns the rows written for each.
+
+        Row first_pos[s] + i = (tokens[s][i], hiddens[s][i]). With the lever mtp_kv_exact, rows from first_pos on are
+        dropped first and all of them are written from these true hiddens; without it only those that are missing. A
+        sequence with fewer than first_pos rows gets nothing and a 0. All sequences in one run, or none of them.
+        """
+        columns = {"tokens": tokens, "hiddens": hiddens, "first_pos": first_pos}
+        check_batch(states, columns, limit=None, where="catchup_batch")
+        parts = []
+        for part, rows, base, state in zip(tokens, hiddens, first_pos, states, strict=True):
+            ids = self._token_ids(part, "catchup_batch")
+            self._check_hiddens(rows, ids.numel(), "catchup_batch")
+            check_range("catchup_batch.first_pos", base, 0, None)
+            parts.append(AcceptedRows(ids, rows, base, state))
+        return self._writer.write_accepted(self.path, parts, rewrites=self.levers.mtp_kv_exact)
 
     def propose(
-        self, last_token: int, target_hidden: Tensor, position: int, num_drafts: int, state: ProposerState
+        self,
+        last_token: int,
+        target_hidden: Tensor,
+        position: int,
+        num_drafts: int,
+        state: ProposerState,
+        *,
+        draft_embed_target: Tensor | None = None,
+        grammar_bitmask: Tensor | None = None,
+        target_hidden_stack: Tensor | None = None,
     ) -> list[int]:
         """Return up to `num_drafts` drafted ids after `last_token`.
 
@@ -218,88 +264,139 @@ class DraftProposer:
         `position` is rewound to it first. Near the state's limit fewer drafts fit, and fewer are made, none when none
         fits. num_drafts 0 returns [] and changes nothing. Two calls without a verify between them give the same ids.
 
+        draft_embed_target: a buffer [num_drafts, hidden_size], or [hidden_size] for one draft. The ids then stay on the
+            device, [] is returned, the target's embeddings of the drafts lie in the buffer's first rows, and
+            read_deferred_draft_token gives the id.
+        grammar_bitmask: int32 [words] for draft 1, or [m, words] for drafts 1..m; see drafts.grammar. Drafting stops
+            before the first mask that allows nothing.
+        target_hidden_stack: for drafters fed by several layers of the target; this one takes a single hidden, so it
+            must be None.
+
         Raises ValueError for bad arguments, StateError when rows before `position` are missing; then, and after an
         exception in the run, rows and live cache are as they were.
         """
-        ids = token_ids([last_token], self.config, where="propose", device=self._device)
-        hidden = one_hidden(target_hidden, self.config, where="propose", device=self._device)
-        if position < 0:
-            raise ValueError(f"propose.position: expected 0 or more, got {position}")
-        if not 0 <= num_drafts <= self.max_num_drafts:
-            raise ValueError(f"propose.num_drafts: expected 0 to {self.max_num_drafts}, got {num_drafts}")
-        rows = self.drafter_rows(state)
-        num_fitting = min(num_drafts, state.max_rows - position)
-        if num_fitting <= 0:
-            return []
-        if rows < position:
-            raise StateError(
-                f"propose: expected {position} rows before position {position}, got {rows}; "
-                f"call catchup_drafter for rows {rows} to {position - 1} first"
-            )
-        with self._undo_on_error(state):
-            kept = self.rewind(position, state)
-            if kept < position:
-                raise StateError(
-                    f"propose: rows {kept} to {position - 1} cannot be kept by a rewind from {rows} rows, their pool's "
-                    f"raw rows are gone; call rewind({position}) and catchup_drafter from row {kept} first"
-                )
-            batch = RowBatch(ids, hidden, *self._places(state, position, 1))
-            drafts = self.path.draft(batch, self.cache, num_drafts=num_fitting)
-            self.cache.commit(state.sequence, position + num_fitting)
-        self._counts[f"propose.{self.path.name}"] += 1
-        state.drafted_from, state.num_drafted = position, num_fitting
-        return [int(draft) for draft in drafts.ids[0].tolist()]
+        self._deferred = None
+        if target_hidden_stack is not None:
+            raise ValueError("propose.target_hidden_stack: expected None, this drafter takes one hidden of the target")
+        request = self._chains.request(
+            last_token, target_hidden, position, state, grammar_bitmask, where="propose", num_drafts=num_drafts
+        )
+        if draft_embed_target is None:
+            return self._chains.run(self.path, [request], has_confidence=False)[0].id_list()
+        buffer = embed_buffer(draft_embed_target, self.config, num_drafts=num_drafts, device=self._device)
+        ids = self._chains.run(self.path, [request], has_confidence=False)[0].ids[0]
+        buffer[: ids.numel()] = self.weights["embed_tokens"][ids]
+        self._deferred = ids if ids.numel() else None
+        return []
+
+    def read_deferred_draft_tokens(self) -> list[int]:
+        """Return the ids that the last propose left on the device; StateError when it left none."""
+        if self._deferred is None:
+            raise StateError("read_deferred_draft_tokens: the last propose deferred none; give it draft_embed_target")
+        return [int(draft) for draft in self._deferred.tolist()]
+
+    def read_deferred_draft_token(self) -> int:
+        """Return the id that the last propose left on the device; StateError when it left none, or several."""
+        drafts = self.read_deferred_draft_tokens()
+        if len(drafts) != 1:
+            raise StateError(f"read_deferred_draft_token: {len(drafts)} were deferred; call read_deferred_draft_tokens")
+        return drafts[0]
+
+    def propose_batch(
+        self,
+        last_tokens: Sequence[int],
+        target_hiddens: Tensor | Sequence[Tensor],
+        positions: Sequence[int],
+        num_drafts: int,
+        states: Sequence[ProposerState],
+        *,
+        grammar_bitmasks: Sequence[Tensor | None] | None = None,
+        confidences: list[list[float]] | None = None,
+    ) -> list[list[int]]:
+        """Propose for several sequences; each gets what `propose` alone would give it, bit for bit.
+
+        target_hiddens: [n, hidden_size], or n tensors as `propose` takes them; grammar_bitmasks: one per sequence, None
+        where it is free. A list given as `confidences` is filled with one list per sequence: per draft, the drafter's
+        own float32 probability of it, softmax over the whole vocabulary at temperature 1, before any grammar mask.
+
+        A path whose rows influence one another's rounding (`is_batch_invariant` False: eager head, interpreter) runs
+        the sequences one by one. Raises ValueError for a state given twice or for more than propose_batch_max
+        sequences; no sequence gives an empty list.
+        """
+        self._deferred = None
+        masks: Sequence[Tensor | None] = [None] * len(states) if grammar_bitmasks is None else grammar_bitmasks
+        columns: dict[str, Sized] = {
+            "last_tokens": last_tokens,
+            "target_hiddens": target_hiddens,
+            "positions": positions,
+        }
+        columns["grammar_bitmasks"] = masks
+        check_batch(states, columns, limit=self.propose_batch_max, where="propose_batch")
+        requests = [
+            self._chains.request(*row, where="propose_batch", num_drafts=num_drafts)
+            for row in zip(last_tokens, target_hiddens, positions, states, masks, strict=True)
+        ]
+        chains = self._chains.run(self.path, requests, has_confidence=confidences is not None)
+        if confidences is not None:
+            confidences[:] = [chain.confidence_list() for chain in chains]
+        return [chain.id_list() for chain in chains]
 
     def after_verify(self, num_accepted: int, state: ProposerState) -> int:
         """Keep the rows of the last propose that a verify found true; returns the rows there are now.
 
         Keeps min(last_drafted, num_accepted + 1): the first row pairs a committed token with the target's own hidden
-        and is always true. The rows of accepted drafts pair them with drafted hiddens; a caller that wants the true
-        ones rewinds to one row and catches up. A second call changes nothing.
+        and is always true. The rows of accepted drafts pair them with drafted hiddens; catchup_batch puts the true ones
+        in their place. A second call changes nothing.
         """
         rows = self.drafter_rows(state)
-        if num_accepted < 0 or (state.num_drafted and num_accepted > state.num_drafted):
-            raise ValueError(f"after_verify: expected 0 to {state.num_drafted} accepted drafts, got {num_accepted}")
+        check_range("after_verify.num_accepted", num_accepted, 0, state.num_drafted or None)
         if state.num_drafted:
             kept = min(state.num_drafted, num_accepted + 1)
             rows = self.cache.rewind(state.sequence, state.drafted_from + kept)
             state.num_drafted = 0
         return rows
 
-    def _write(self, tokens: Tensor, hiddens: Tensor, state: ProposerState) -> int:
-        """Append rows in runs of bounded size, all or none of them."""
-        first, num_rows = self.drafter_rows(state), tokens.numel()
-        if first + num_rows > state.max_rows:
-            raise StateError(
-                f"DraftProposer: expected at most {state.max_rows} rows, got {first} and {num_rows} more; "
-                f"allocate the state for a larger budget"
-            )
-        with self._undo_on_error(state):
-            for start in range(0, num_rows, MAX_CONTEXT_ROWS):
-                part = slice(start, min(start + MAX_CONTEXT_ROWS, num_rows))
-                size = part.stop - part.start
-                places = self._places(state, first + start, size)
-                self.path.write_rows(RowBatch(tokens[part], hiddens[part].contiguous(), *places), self.cache)
-                self.cache.commit(state.sequence, first + part.stop)
-                self._counts[f"context.{self.path.name}"] += 1
-        state.num_drafted = 0
-        return num_rows
+    def take_drafter_kv(self, state: ProposerState) -> DrafterKv:
+        """Take the cache out of a state, for the next turn of its conversation; the state is as new after it.
 
-    @contextmanager
-    def _undo_on_error(self, state: ProposerState) -> Iterator[None]:
-        """Put row counts and the raw tail back when the body raises; rows beyond the old end are dead anyway."""
-        sequence = state.sequence
-        before = (sequence.rows, sequence.raw_from, state.num_drafted)
-        tail = self.cache.tail[sequence.slot].clone()
-        try:
-            yield
-        except BaseException:
-            sequence.rows, sequence.raw_from, state.num_drafted = before
-            self.cache.tail[sequence.slot] = tail
-            raise
+        The state keeps its spare blocks and gets others for what it gave away, as far as the pool has them; a later
+        write that finds none raises StateError.
+        """
+        self._deferred = None
+        return take_kv(self.cache, state)
 
-    def _places(self, state: ProposerState, first_row: int, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        device = self._device
-        position = torch.arange(first_row, first_row + num_rows, device=device)
-        sequence = torch.full((num_rows,), state.sequence.slot, dtype=torch.int64, device=device)
-        return position, sequence, self.cache.block_table([state.sequence]).expand(num_rows, -1)
+    def trim_drafter_kv(self, num_shared_tokens: int, kv: DrafterKv) -> int:
+        """Drop the rows of a carried cache that a prefix of `num_shared_tokens` tokens does not settle.
+
+        Row r pairs token r+1, so the last row of a shared prefix depends on the token after it: p shared tokens settle
+        rows 0 .. p-2. Returns the rows kept, exact or shorter, as `rewind` does.
+        """
+        return trim_kv(kv, num_shared_tokens)
+
+    def install_drafter_kv(self, kv: DrafterKv, pair_key: int | None, state: ProposerState) -> bool:
+        """Put a carried cache into an empty state; True when it took it.
+
+        pair_key: the newest row's pair key that the caller's tokens stand for, None for no row; it must be the carried
+        cache's. False, and nothing changed, when it is not, when the cache is another proposer's, is used up already or
+        is larger than the state's budget, or when the state has rows; the caller still owns the blocks then.
+        """
+        return install_kv(self.cache, kv, pair_key, state)
+
+    def free_drafter_kv(self, kv: DrafterKv) -> None:
+        """Give a carried cache's blocks back; a second call, or one after an install, does nothing."""
+        if kv.cache is not self.cache:
+            raise ValueError("free_drafter_kv: expected a cache taken from this proposer, got another one's")
+        self.cache.free_carried(kv.carried)
+
+    def _token_ids(self, tokens: Sequence[int] | Tensor, where: str) -> Tensor:
+        return token_ids(tokens, self.config, where=where, device=self._device)
+
+    def _check_hiddens(self, hiddens: Tensor, num_rows: int, where: str) -> None:
+        check_hiddens(hiddens, self.config, num_rows=num_rows, where=where, device=self._device)
+
+
+def _with_lever(decisions: Decisions, levers: ModelLevers) -> Decisions:
+    """Return the decisions as the index_share lever overrides them."""
+    if levers.index_share == "checkpoint":
+        return decisions
+    return decisions.model_copy(update={"index_share": levers.index_share})

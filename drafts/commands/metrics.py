@@ -29,15 +29,13 @@ def metrics_record(metrics: SpeculationMetrics) -> dict[str, Any]:
     }
 
 
-def metrics_line(metrics: SpeculationMetrics) -> str:
-    """Return `64 tokens in 24 rounds · mean accepted length 2.67 (68 % 52 % 47 %) · ... · 31.0 tokens/s`."""
-    return " · ".join(
-        (
-            f"{metrics.num_tokens} tokens in {metrics.num_rounds} rounds",
-            f"mean accepted length {metrics.mean_accepted_length:.2f} ({percentages(metrics.cumulative_acceptance)})",
-            f"drafter {draft_ms(metrics):.1f} ms, target {target_ms(metrics):.1f} ms a round",
-            f"{metrics.tokens_per_second:.1f} tokens/s",
-        )
+def metrics_lines(metrics: SpeculationMetrics, *, path: str) -> str:
+    """Return two lines for people: what was decoded by which path, and how the drafts fared."""
+    return (
+        f"{metrics.num_tokens} tokens in {metrics.num_rounds} rounds, {metrics.tokens_per_second:.1f} a second, "
+        f"drafter {path}\n"
+        f"mean accepted length {metrics.mean_accepted_length:.2f} ({percentages(metrics.cumulative_acceptance)}), "
+        f"drafter {draft_ms(metrics):.1f} ms, target {target_ms(metrics):.1f} ms a round"
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from drafts.commands.metrics import metrics_line, metrics_record
+from drafts.commands.metrics import metrics_lines, metrics_record
 from drafts.commands.screen import Screen
 from drafts.commands.session import load_session
 from drafts.commands.stream import TokenStream
@@ -61,7 +61,7 @@ def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
         stream.finish()
     metrics = generation.metrics
     if not screen.as_json:
-        screen.err.print(Text(f"{metrics_line(metrics)} · drafter {watch.name}", style="dim"))
+        screen.err.print(Text(metrics_lines(metrics, path=watch.name), style="dim"))
     screen.emit(
         {
             "ok": True,
