@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from drafts.decisions import IndexShare
+from drafts.decisions import Decisions, IndexShare
 
 Numerics = Literal["bitwise", "other drafts"]
 
@@ -40,6 +40,12 @@ class ModelLevers(BaseModel):
         int,
         Field(ge=1, le=256, description="Sequences of one propose_batch.", json_schema_extra={"numerics": "bitwise"}),
     ] = 16
+
+    def applied_to(self, decisions: Decisions) -> Decisions:
+        """Return the decisions of a checkpoint with what the levers override."""
+        if self.index_share == "checkpoint":
+            return decisions
+        return decisions.model_copy(update={"index_share": self.index_share})
 
 
 def lever_table() -> list[tuple[str, object, Numerics, str]]:

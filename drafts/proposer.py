@@ -57,7 +57,7 @@ class DraftProposer:
         self.config = config
         self.weights = weights
         self.levers = levers or ModelLevers()
-        self.decisions = _with_lever(decisions, self.levers)
+        self.decisions = self.levers.applied_to(decisions)
         self.max_seq_len = max_seq_len
         self.max_num_drafts = max_num_drafts
         self.cache = DrafterCache.for_rows(
@@ -393,10 +393,3 @@ class DraftProposer:
 
     def _check_hiddens(self, hiddens: Tensor, num_rows: int, where: str) -> None:
         check_hiddens(hiddens, self.config, num_rows=num_rows, where=where, device=self._device)
-
-
-def _with_lever(decisions: Decisions, levers: ModelLevers) -> Decisions:
-    """Return the decisions as the index_share lever overrides them."""
-    if levers.index_share == "checkpoint":
-        return decisions
-    return decisions.model_copy(update={"index_share": levers.index_share})
