@@ -45,7 +45,7 @@ class StateType:
         layouts = get_args(Layout)
         if match is None or match.group(1) not in layouts:
             raise TypeRuleError(
-                f"state {text!r}: expected LAYOUT DTYPE[dim, ...] with a layout of {', '.join(layouts)}"
+                f"state {text[:80]!r}: expected LAYOUT DTYPE[dim, ...] with a layout of {', '.join(layouts)}"
             )
         layout: Layout = "paged" if match.group(1) == "paged" else "ring"
         return StateType(layout, TensorType.parse(match.group(3)), int(match.group(2) or 1))

@@ -198,7 +198,7 @@ def match_sizes(declared: TensorType, sizes: Sequence[int], bound: dict[str, int
             number = dim.xreplace({symbol: sympy.Integer(bound[str(symbol)]) for symbol in dim.free_symbols})
             value = int(number) if number.is_Integer else None
         if value != size:
-            expected = dim_text(dim) if dim.is_Integer else f"{dim_text(dim)} = {value}"
+            expected = dim_text(dim) if dim.is_Integer else f"{dim_text(dim)} = {'no size' if value is None else value}"
             return f"dim {axis}: expected {expected}, got {size}"
     return None
 

@@ -21,9 +21,7 @@ def check_order(circuit: Circuit) -> None:
     for index, call in enumerate(circuit.calls):
         for arg in call.args:
             if arg not in defined:
-                raise VerifyError(
-                    f"{_place(circuit, index, call)}: {arg!r} is not defined before it; move its maker up"
-                )
+                raise _fault(circuit, index, call, f"{arg!r} is not defined before it; move its maker up")
         defined.update(call.results)
     for name, value in (*circuit.outputs.items(), *circuit.state_outputs.items()):
         if value not in defined:

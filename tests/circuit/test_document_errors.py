@@ -111,9 +111,7 @@ def test_use_before_definition_says_where_the_definition_is() -> None:
 
 @pytest.mark.parametrize("text", ["", "  \n", "# nothing\n", "---\n...\n"])
 def test_empty_document_is_refused(text: str) -> None:
-    with pytest.raises(
-        DocumentError, match=r"^tiny\.yaml:[12]: (the document is empty|expected a mapping)"
-    ):
+    with pytest.raises(DocumentError, match=r"^tiny\.yaml:[12]: (the document is empty|expected a mapping)"):
         from_document(text, source="tiny.yaml")
 
 
