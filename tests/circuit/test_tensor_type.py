@@ -1,5 +1,9 @@
 """Tensor types: dims compared by value, one spelling, a grammar that refuses all else."""
 
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 import sympy
 import torch
@@ -10,12 +14,34 @@ from circuit import DTYPES, TensorType, TypeRuleError, as_dim, bf16, dim_text, d
 from tests.support.circuit_strategies import PROPERTY
 
 NAMES = ("n", "heads", "v_dim", "num_blocks")
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv}
+Sizes = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A dim as text, and what it comes to; drawn as a name, a number, or two of them under an operator."""
+
+    text: str
+    value: Callable[[Sizes], int]
+
+
+def combined(left: Spelled, symbol: str, right: Spelled) -> Spelled:
+    return Spelled(
+        f"({left.text} {symbol} {right.text})",
+        lambda sizes: OPERATORS[symbol](left.value(sizes), right.value(sizes)),
+    )
+
+
+atoms = st.one_of(
+    st.integers(0, 9).map(lambda number: Spelled(str(number), lambda sizes: number)),
+    st.sampled_from(NAMES).map(lambda name: Spelled(name, lambda sizes: sizes[name])),
+)
 dims = st.recursive(
-    st.one_of(st.integers(0, 9).map(str), st.sampled_from(NAMES)),
+    atoms,
     lambda inner: st.one_of(
-        st.tuples(inner, st.sampled_from(["+", "-", "*"]), inner).map(lambda parts: f"({' '.join(parts)})"),
-        st.tuples(inner, st.integers(1, 9)).map(lambda parts: f"({parts[0]} // {parts[1]})"),
-        st.tuples(inner, st.sampled_from(["n", "heads"])).map(lambda parts: f"({parts[0]} // {parts[1]})"),
+        st.builds(combined, inner, st.sampled_from(["+", "-", "*"]), inner),
+        st.builds(combined, inner, st.just("//"), atoms),
     ),
     max_leaves=6,
 )
@@ -60,9 +86,9 @@ def test_every_dtype_is_parsed_and_printed(name: str) -> None:
 
 @settings(PROPERTY, max_examples=50)
 @given(st.lists(dims, max_size=3))
-def test_printed_type_is_read_back_equal(spelled: list[str]) -> None:
+def test_printed_type_is_read_back_equal(spelled: list[Spelled]) -> None:
     try:
-        declared = TensorType.of(torch.float32, *spelled)
+        declared = TensorType.of(torch.float32, *(dim.text for dim in spelled))
     except TypeRuleError:
         return
     read = TensorType.parse(str(declared))
@@ -72,12 +98,11 @@ def test_printed_type_is_read_back_equal(spelled: list[str]) -> None:
 
 @settings(PROPERTY, max_examples=50)
 @given(dims, st.tuples(*[st.integers(1, 9)] * len(NAMES)))
-def test_dim_has_the_value_of_its_text(spelled: str, drawn: tuple[int, ...]) -> None:
+def test_dim_has_the_value_of_its_text(spelled: Spelled, drawn: tuple[int, ...]) -> None:
     sizes = dict(zip(NAMES, drawn, strict=True))
     try:
-        # the text is the strategy's: names, digits and + - * //
-        expected = eval(spelled, {}, sizes)
-        (got,) = f32(spelled).bind(sizes).sizes()
+        expected = spelled.value(sizes)
+        (got,) = f32(spelled.text).bind(sizes).sizes()
     except (ZeroDivisionError, TypeRuleError):
         return
     assert got == expected

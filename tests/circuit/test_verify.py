@@ -214,7 +214,7 @@ def test_call_without_place_in_the_order_is_found_by_identity() -> None:
     assert isinstance(first.call, Call)
 
 
-@settings(PROPERTY, max_examples=25)
+@settings(PROPERTY, max_examples=15)
 @given(circuits())
 def test_random_circuits_are_legal(circuit: Circuit) -> None:
     verify(circuit)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from circuit import Circuit, Node, PortType, StateType, TensorType, f32
 
+Tensors = dict[str, dict[str, Tensor]]
+
 
 class ToyScale(Node):
     """x * factor."""
@@ -139,3 +141,13 @@ def toy_circuit() -> Circuit:
     circuit.output("magnitude", magnitude)
     circuit.state_output("cache", next_cache)
     return circuit
+
+
+def toy_tensors(num_rows: int = 3, num_blocks: int = 2) -> Tensors:
+    """Return inputs, weights and states for `toy_circuit`, the same ones on every call."""
+    generator = torch.Generator().manual_seed(7)
+    return {
+        "inputs": {name: torch.randn(num_rows, 8, generator=generator) for name in ("x", "other")},
+        "weights": {"norm.gain": torch.randn(8, generator=generator)},
+        "states": {"cache": torch.randn(num_blocks, 4, 8, generator=generator)},
+    }
