@@ -98,6 +98,37 @@ def test_memory_that_is_not_the_sequences_never_matters() -> None:
         assert torch.equal(got.selected, expected.selected)
 
 
+def test_row_that_is_not_selected_never_matters() -> None:
+    config = tiny_config()
+    head = tiny_head(config)
+    cache, state = filled(config, head, 24)
+    other = add_sequence(config, head, cache, 6, seed=2)  # a longer tail, so the first row's has empty places
+    rows = join(one_row(config, cache, state), one_row(config, cache, other))
+    expected = run_step(head, rows, cache)
+    dropped = sorted(set(range(24)) - set(expected.selected[0].tolist()))
+    assert 0 in dropped
+    cache.latent[torch.tensor(state.blocks)[torch.tensor(dropped) // 16], torch.tensor(dropped) % 16] = math.nan
+    assert torch.equal(run_step(head, rows, cache).logits, expected.logits)
+
+
+@pytest.mark.parametrize("kpool", [1, 3, 4])
+def test_number_of_selected_rows(kpool: int) -> None:
+    config = tiny_config(index_kpool=kpool, index_topk=2 * kpool)
+    head = tiny_head(config)
+    cache = DrafterCache.for_rows(config, 20)
+    state = cache.allocate(rows=20)
+    selected = run_step(head, rows_at(cache, state, *context_rows(config, 20), 0), cache).selected
+    assert selected.shape == (20, 3 * kpool - 1)
+    for row, chosen in enumerate(selected.tolist()):
+        visible = row + 1
+        ids = [place for place in chosen if place >= 0]
+        assert len(ids) == min(visible // kpool, 2) * kpool + visible % kpool
+        assert len(set(ids)) == len(ids)
+        assert ids == sorted(ids)
+        assert max(ids) <= row
+        assert set(range(visible - visible % kpool, visible)) <= set(ids)
+
+
 def test_experts_never_chosen_may_hold_nan() -> None:
     config = tiny_config()
     weights = tiny_weights(config)

@@ -109,6 +109,40 @@ def test_context_of_several_sequences_in_one_run_is_as_alone() -> None:
             torch.testing.assert_close(got, expected, **CLOSE)
 
 
+def test_sequences_continued_within_a_pool_in_one_run_are_as_alone() -> None:
+    config = tiny_config()
+    path = EagerPath(tiny_head(config))
+    cache = DrafterCache.for_rows(config, 20, num_sequences=4)
+    texts = [context_rows(config, 20, seed=seed) for seed in range(4)]
+    states = [cache.allocate(rows=20) for _ in texts]
+    starts, ends = (2, 7, 6, 9), (5, 8, 20, 13)
+    for state, text, start in zip(states, texts, starts, strict=True):
+        write(path, cache, state, *text, start)
+    parts = [
+        rows_at(cache, state, text[0][start:end], text[1][start:end], start)
+        for state, text, start, end in zip(states, texts, starts, ends, strict=True)
+    ]
+    path.write_rows(join(*parts), cache)
+    for state, (tokens, hiddens), end in zip(states, texts, ends, strict=True):
+        cache.commit(state, end)
+        expected = straight(config, path, tokens[:end], hiddens[:end])
+        for got, alone in zip(contents(cache, state), expected, strict=True):
+            torch.testing.assert_close(got, alone, **CLOSE)
+
+
+def test_run_longer_than_the_ring_writes_each_place_once_with_its_newest_row() -> None:
+    config = tiny_config()
+    head = tiny_head(config)
+    cache = DrafterCache(config, num_blocks=8, num_sequences=3, tail_depth=5)
+    parts = []
+    for start, count in ((3, 13), (1, 4)):
+        state = cache.allocate(rows=20)
+        parts.append(rows_at(cache, state, *context_rows(config, count), start))
+    write = head.context(join(*parts), cache.latent, cache.tail)
+    places = list(zip(write.raw_slot.tolist(), write.raw_place.tolist(), strict=True))
+    assert places == [(1, position % 5) for position in range(11, 16)] + [(2, position) for position in range(1, 5)]
+
+
 @pytest.mark.parametrize("failing_step", [0, 1, 3])
 @pytest.mark.parametrize("fault", [RuntimeError, KeyboardInterrupt])
 def test_failed_draft_leaves_the_cache_as_it_was(
