@@ -15,7 +15,8 @@ class KeyPool(Node):
     Ports:    tail ring T[sequences, depth, 2, d] - keys T[n, d] - gates T[n, d] - position_bias T[pool, d]
               - position i64[n] - sequence i64[n]
     Result:   T[n, d]; zeros for a row that completes no pool
-    Numerics: softmax of gate + position_bias over the pool in float32, rounded to T; product and sum in T
+    Numerics: softmax of gate + position_bias over the pool in float32, rounded to T; each product with its key rounded
+              to T; their sum accumulated in float32, rounded once to T
     State:    reads tail
     Source:   transformers glm5_next, Glm5NextTextIndexer.get_pooled_states
     """

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nodes import AppendTail
 from tests.support.node_cases import same_bits
@@ -37,3 +38,27 @@ def test_append_tail_null_rows_touch_nobody() -> None:
     )
     without = AppendTail().reference(run.tail, run.run_keys, run.run_gates, run.position, run.sequence)
     assert same_bits(got[1:], without[1:])
+
+
+class WrittenEntries(TorchDispatchMode):
+    """Collects (sequence, ring entry) of every element that index_put writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.index_put.default:
+            self.entries += zip(*(index.tolist() for index in args[1]), strict=True)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
+def test_append_tail_writes_no_live_entry_twice(spans: list[tuple[int, int]]) -> None:
+    # which of two writes to one place stays is left open by index_put: it is the last on a CPU, any on a GPU
+    run = sequence_run(spans, depth=4)
+    with WrittenEntries() as written:
+        AppendTail().reference(run.tail, run.run_keys, run.run_gates, run.position, run.sequence)
+    assert len(written.entries) == len(run.position)
+    live = [entry for entry in written.entries if entry[0] != 0]
+    assert len(set(live)) == len(live) == sum(min(count, 4) for _, count in spans)
