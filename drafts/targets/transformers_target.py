@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
-from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextLinearAttention
+from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextIndexer, Glm5NextTextLinearAttention
 from transformers.utils import logging as transformers_logging
 
 from circuit.errors import CheckpointError, ConfigError, StateError
 from drafts.targets.rollback import LayerUndo, check_layers, recording, take_undo
 from drafts.targets.target import TargetRun
+from drafts.targets.ties import lowest_index_first
 
 GLM5_NEXT = "glm5_next"
 VISION_PREFIX = "model.visual."
@@ -108,6 +109,7 @@ class TransformersTarget:
         self.kda_modules = {
             module.layer_idx: module for module in model.modules() if isinstance(module, Glm5NextTextLinearAttention)
         }
+        self.indexers = tuple(module for module in model.modules() if isinstance(module, Glm5NextTextIndexer))
         check_layers(self.new_cache(), self.kda_modules, where="TransformersTarget")
 
     @property
@@ -152,7 +154,7 @@ class TransformersTarget:
         with self._lock, quiet_logs(), torch.no_grad():
             hook = self._norm.register_forward_hook(capture)
             try:
-                with recording(undo):
+                with recording(undo), lowest_index_first(self.indexers):
                     output = self.model(input_ids=input_ids, cache=cache, use_cache=True, logits_to_keep=num_logits)
             finally:
                 hook.remove()
