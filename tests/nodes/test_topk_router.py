@@ -84,6 +84,15 @@ def test_router_of_vanishing_scores_gives_finite_weights() -> None:
     assert weights.tolist() == [[0.0, 0.0, 0.0]]
 
 
+@pytest.mark.parametrize("groups", [{}, {"n_group": 3, "topk_group": 1}], ids=["ungrouped", "grouped"])
+def test_router_shows_a_nan(groups: dict) -> None:
+    logits = randn(2, NUM_EXPERTS, seed=0)
+    logits[1, 7] = float("nan")
+    ids, weights = router(**groups).reference(logits, torch.zeros(NUM_EXPERTS))
+    assert 7 in ids[1]
+    assert weights.isnan().any(dim=1).tolist() == [False, True]
+
+
 def test_router_rows_are_independent() -> None:
     logits, bias = randn(5, NUM_EXPERTS, seed=0), randn(NUM_EXPERTS, seed=1)
     node = router(n_group=3, topk_group=2)
