@@ -43,6 +43,18 @@ class CarriedRows:
     tail: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedRows:
+    """What a sequence held before a run that may fail: counts, tail, and the blocks of rows it may overwrite."""
+
+    rows: int
+    raw_from: int
+    tail: Tensor  # [tail_depth, 2, index_head_dim]
+    blocks: list[int]
+    latent: Tensor  # [len(blocks), block_size, kv_lora_rank]
+    index_keys: Tensor  # [len(blocks), block_size // kpool, index_head_dim]
+
+
 class DrafterCache:
     """Paged latent rows, paged pool keys and the raw index tail of all sequences.
 
@@ -201,9 +213,10 @@ class DrafterCache:
         if self.rows(sequence) or carried.rows.is_freed:
             raise StateError("DrafterCache.give: expected an empty sequence and rows not given yet; take them first")
         source = carried.rows
+        # what may fail comes first, so that no block ever has two owners
+        self.tail[sequence.slot] = carried.tail
         sequence.blocks = source.blocks + sequence.blocks
         sequence.rows, sequence.raw_from = source.rows, source.raw_from
-        self.tail[sequence.slot] = carried.tail
         source.blocks, source.is_freed = [], True
 
     def free_carried(self, carried: CarriedRows) -> None:
@@ -274,6 +287,28 @@ class DrafterCache:
         sequence.rows = rows if sequence.raw_from <= pool_start else pool_start
         sequence.raw_from = min(sequence.raw_from, sequence.rows)
         return sequence.rows
+
+    def save(self, sequence: CachedSequence, first_row: int) -> SavedRows:
+        """Copy what a run that writes from `first_row` on may overwrite of the live rows, and the whole raw tail."""
+        rows = self.rows(sequence)
+        last = math.ceil(rows / self.block_size)
+        blocks = sequence.blocks[first_row // self.block_size : last] if first_row < rows else []
+        return SavedRows(
+            rows=rows,
+            raw_from=sequence.raw_from,
+            tail=self.tail[sequence.slot].clone(),
+            blocks=blocks,
+            latent=self.latent[blocks] if blocks else self.latent[:0],
+            index_keys=self.index_keys[blocks] if blocks else self.index_keys[:0],
+        )
+
+    def put_back(self, sequence: CachedSequence, saved: SavedRows) -> None:
+        """Make the sequence hold what it held at `save`; it still has the blocks that it had then."""
+        sequence.rows, sequence.raw_from = saved.rows, saved.raw_from
+        self.tail[sequence.slot] = saved.tail
+        if saved.blocks:
+            self.latent[saved.blocks] = saved.latent
+            self.index_keys[saved.blocks] = saved.index_keys
 
     def complete_pools(self, sequence: CachedSequence) -> int:
         """Pools whose key counts: pool p does when (p + 1) * kpool <= rows."""

@@ -1,7 +1,8 @@
 """From requests to chains of drafts: the part of a propose that knows rows, paths and masks."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -67,20 +68,24 @@ class ChainDrafter:
             num_fitting = num_drafts_allowed(mask, vocab_size=vocab_size, num_drafts=num_fitting)
         return ChainRequest(ids, hidden, position, num_fitting, state, mask)
 
-    def run(self, path: DraftPath, requests: Sequence[ChainRequest], *, has_confidence: bool) -> list[Drafts]:
-        """Draft the requests that fit anything, all of them or none; no drafts for the others."""
+    @contextmanager
+    def run(self, path: DraftPath, requests: Sequence[ChainRequest], *, has_confidence: bool) -> Iterator[list[Drafts]]:
+        """Draft the requests that fit anything, all of them or none; no drafts for the others.
+
+        The body reads the drafts, which waits for the device; rows are counted after it, and an exception in it undoes
+        the drafting like one before.
+        """
         cache, fitting = self._cache, [request for request in requests if request.num_drafts]
-        with undone_on_error(cache, [request.state for request in fitting]):
+        with undone_on_error(cache, [(request.state, request.position) for request in fitting]):
             for request in fitting:
                 _prepare_rows(cache, request)
             chains = iter(_draft(path, cache, fitting, has_confidence=has_confidence))
-            made = [next(chains) if request.num_drafts else _no_drafts(cache.latent.device) for request in requests]
+            yield [next(chains) if request.num_drafts else _no_drafts(cache.latent.device) for request in requests]
             for request in fitting:
                 cache.commit(request.state.sequence, request.position + request.num_drafts)
         for request in fitting:
             request.state.drafted_from, request.state.num_drafted = request.position, request.num_drafts
             self._counts[f"propose.{path.name}"] += 1
-        return made
 
 
 def _prepare_rows(cache: DrafterCache, request: ChainRequest) -> None:

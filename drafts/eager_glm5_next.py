@@ -226,10 +226,11 @@ class EagerPath:
                 raise ValueError("EagerPath.draft.rows: expected one row a sequence, got several; use write_rows first")
         with _put_back_on_error(rows, cache, num_steps=num_drafts):
             steps = self._chain(rows, cache, num_drafts, grammar)
+            confidences = [confidence(step.logits, step.token) for step in steps] if has_confidence else None
+            ids = torch.stack([step.token for step in steps], dim=1)
+            drafts = Drafts(ids, None if confidences is None else torch.stack(confidences, dim=1))
         self.last_steps = steps if self.record_edges else []
-        confidences = [confidence(step.logits, step.token) for step in steps] if has_confidence else None
-        ids = torch.stack([step.token for step in steps], dim=1)
-        return Drafts(ids, None if confidences is None else torch.stack(confidences, dim=1))
+        return drafts
 
     def _chain(self, rows: RowBatch, cache: DrafterCache, num_drafts: int, grammar: Tensor | None) -> list[EagerStep]:
         shares_selection = self.head.decisions.index_share != "off"

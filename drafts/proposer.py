@@ -72,7 +72,7 @@ class DraftProposer:
         self._counts: Counter[str] = Counter()
         self._writer = RowWriter(self.cache, self._counts)
         self._chains = ChainDrafter(config, self.cache, self._counts, max_num_drafts=max_num_drafts)
-        self._deferred: Tensor | None = None
+        self._deferred: tuple[ProposerState, Tensor] | None = None
 
     @classmethod
     def from_checkpoint(
@@ -109,13 +109,8 @@ class DraftProposer:
 
     def circuit_draft(self) -> DraftBinding | None:
         """Return this drafter's circuit, bound to its weights and cache layout; None for what it does not model."""
-        binding = bind_head(
-            self.config,
-            self.weights,
-            self.decisions,
-            block_size=self.cache.block_size,
-            max_num_drafts=self.max_num_drafts,
-        )
+        rows, drafts = self.cache.block_size, self.max_num_drafts
+        binding = bind_head(self.config, self.weights, self.decisions, block_size=rows, max_num_drafts=drafts)
         return None if binding.not_modelled else binding
 
     @property
@@ -178,7 +173,7 @@ class DraftProposer:
     def free_state(self, state: ProposerState) -> None:
         """Give back everything the state holds; a second call does nothing, any other use after it raises."""
         self.cache.free(state.sequence)
-        self._deferred = None
+        self._forget_deferred(state)
 
     def drafter_rows(self, state: ProposerState) -> int:
         """Return the number of valid cache rows."""
@@ -191,8 +186,9 @@ class DraftProposer:
 
     def rewind(self, rows: int, state: ProposerState) -> int:
         """Drop rows until at most `rows` are left; returns the rows kept, exact or shorter, never wrong."""
+        check_range("rewind.rows", rows, 0, None)
         kept = self.cache.rewind(state.sequence, rows)
-        state.num_drafted = min(state.num_drafted, max(0, kept - state.drafted_from))
+        state.clamp_drafted(kept)
         return kept
 
     def prefill_drafter(self, prompt_tokens: Sequence[int] | Tensor, hiddens: Tensor, state: ProposerState) -> int:
@@ -216,6 +212,7 @@ class DraftProposer:
         """
         ids = self._token_ids(tokens, "catchup_drafter")
         self._check_hiddens(hiddens, ids.numel(), "catchup_drafter")
+        check_range("catchup_drafter.row_base", row_base, 0, None)
         if pos_base != row_base:
             raise ValueError(f"catchup_drafter: expected pos_base {row_base} like row_base, got {pos_base}")
         if row_base != self.drafter_rows(state):
@@ -282,18 +279,20 @@ class DraftProposer:
             last_token, target_hidden, position, state, grammar_bitmask, where="propose", num_drafts=num_drafts
         )
         if draft_embed_target is None:
-            return self._chains.run(self.path, [request], has_confidence=False)[0].id_list()
+            with self._chains.run(self.path, [request], has_confidence=False) as chains:
+                return chains[0].id_list()
         buffer = embed_buffer(draft_embed_target, self.config, num_drafts=num_drafts, device=self._device)
-        ids = self._chains.run(self.path, [request], has_confidence=False)[0].ids[0]
-        buffer[: ids.numel()] = self.weights["embed_tokens"][ids]
-        self._deferred = ids if ids.numel() else None
+        with self._chains.run(self.path, [request], has_confidence=False) as chains:
+            ids = chains[0].ids[0]
+            buffer[: ids.numel()] = self.weights["embed_tokens"][ids]
+        self._deferred = (state, ids) if ids.numel() else None
         return []
 
     def read_deferred_draft_tokens(self) -> list[int]:
         """Return the ids that the last propose left on the device; StateError when it left none."""
         if self._deferred is None:
             raise StateError("read_deferred_draft_tokens: the last propose deferred none; give it draft_embed_target")
-        return [int(draft) for draft in self._deferred.tolist()]
+        return [int(draft) for draft in self._deferred[1].tolist()]
 
     def read_deferred_draft_token(self) -> int:
         """Return the id that the last propose left on the device; StateError when it left none, or several."""
@@ -325,31 +324,30 @@ class DraftProposer:
         """
         self._deferred = None
         masks: Sequence[Tensor | None] = [None] * len(states) if grammar_bitmasks is None else grammar_bitmasks
-        columns: dict[str, Sized] = {
-            "last_tokens": last_tokens,
-            "target_hiddens": target_hiddens,
-            "positions": positions,
-        }
-        columns["grammar_bitmasks"] = masks
+        columns: dict[str, Sized] = {"last_tokens": last_tokens, "target_hiddens": target_hiddens}
+        columns |= {"positions": positions, "grammar_bitmasks": masks}
         check_batch(states, columns, limit=self.propose_batch_max, where="propose_batch")
+        check_range("propose_batch.num_drafts", num_drafts, 0, self.max_num_drafts)
         requests = [
             self._chains.request(*row, where="propose_batch", num_drafts=num_drafts)
             for row in zip(last_tokens, target_hiddens, positions, states, masks, strict=True)
         ]
-        chains = self._chains.run(self.path, requests, has_confidence=confidences is not None)
+        with self._chains.run(self.path, requests, has_confidence=confidences is not None) as chains:
+            ids = [chain.id_list() for chain in chains]
+            made = [chain.confidence_list() for chain in chains]
         if confidences is not None:
-            confidences[:] = [chain.confidence_list() for chain in chains]
-        return [chain.id_list() for chain in chains]
+            confidences[:] = made
+        return ids
 
     def after_verify(self, num_accepted: int, state: ProposerState) -> int:
         """Keep the rows of the last propose that a verify found true; returns the rows there are now.
 
         Keeps min(last_drafted, num_accepted + 1): the first row pairs a committed token with the target's own hidden
         and is always true. The rows of accepted drafts pair them with drafted hiddens; catchup_batch puts the true ones
-        in their place. A second call changes nothing.
+        in their place. Rows that a rewind dropped meanwhile stay dropped. A second call changes nothing.
         """
         rows = self.drafter_rows(state)
-        check_range("after_verify.num_accepted", num_accepted, 0, state.num_drafted or None)
+        check_range("after_verify.num_accepted", num_accepted, 0, None)
         if state.num_drafted:
             kept = min(state.num_drafted, num_accepted + 1)
             rows = self.cache.rewind(state.sequence, state.drafted_from + kept)
@@ -362,7 +360,7 @@ class DraftProposer:
         The state keeps its spare blocks and gets others for what it gave away, as far as the pool has them; a later
         write that finds none raises StateError.
         """
-        self._deferred = None
+        self._forget_deferred(state)
         return take_kv(self.cache, state)
 
     def trim_drafter_kv(self, num_shared_tokens: int, kv: DrafterKv) -> int:
@@ -371,6 +369,7 @@ class DraftProposer:
         Row r pairs token r+1, so the last row of a shared prefix depends on the token after it: p shared tokens settle
         rows 0 .. p-2. Returns the rows kept, exact or shorter, as `rewind` does.
         """
+        check_range("trim_drafter_kv.num_shared_tokens", num_shared_tokens, 0, None)
         return trim_kv(kv, num_shared_tokens)
 
     def install_drafter_kv(self, kv: DrafterKv, pair_key: int | None, state: ProposerState) -> bool:
@@ -387,6 +386,10 @@ class DraftProposer:
         if kv.cache is not self.cache:
             raise ValueError("free_drafter_kv: expected a cache taken from this proposer, got another one's")
         self.cache.free_carried(kv.carried)
+
+    def _forget_deferred(self, state: ProposerState) -> None:
+        if self._deferred is not None and self._deferred[0] is state:
+            self._deferred = None
 
     def _token_ids(self, tokens: Sequence[int] | Tensor, where: str) -> Tensor:
         return token_ids(tokens, self.config, where=where, device=self._device)

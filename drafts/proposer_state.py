@@ -20,24 +20,22 @@ class ProposerState:
     drafted_from: int = 0
     num_drafted: int = 0
 
+    def clamp_drafted(self, rows: int) -> None:
+        """Forget the drafts whose rows lie at `rows` or beyond, which are there no more."""
+        self.num_drafted = min(self.num_drafted, max(0, rows - self.drafted_from))
+
 
 @contextmanager
-def undone_on_error(cache: DrafterCache, states: Sequence[ProposerState]) -> Iterator[None]:
-    """Put row counts and raw tails back when the body raises; rows beyond the old end are dead anyway."""
-    before = [
-        (
-            state,
-            state.sequence.rows,
-            state.sequence.raw_from,
-            state.num_drafted,
-            cache.tail[state.sequence.slot].clone(),
-        )
-        for state in states
-    ]
+def undone_on_error(cache: DrafterCache, writes: Sequence[tuple[ProposerState, int]]) -> Iterator[None]:
+    """Put every state and its live rows back when the body raises.
+
+    writes: the states that the body writes, each with the first row it may overwrite.
+    """
+    before = [(state, state.num_drafted, cache.save(state.sequence, first)) for state, first in writes]
     try:
         yield
     except BaseException:
-        for state, rows, raw_from, num_drafted, tail in before:
-            state.sequence.rows, state.sequence.raw_from, state.num_drafted = rows, raw_from, num_drafted
-            cache.tail[state.sequence.slot] = tail
+        for state, num_drafted, saved in before:
+            cache.put_back(state.sequence, saved)
+            state.num_drafted = num_drafted
         raise

@@ -39,7 +39,7 @@ class RowWriter:
         first, num_rows = self._cache.rows(state.sequence), tokens.numel()
         if num_rows == 0:
             return 0
-        with undone_on_error(self._cache, [state]):
+        with undone_on_error(self._cache, [(state, first)]):
             self._reserve(state, first + num_rows)
             for start in range(0, num_rows, MAX_CONTEXT_ROWS):
                 part = slice(start, min(start + MAX_CONTEXT_ROWS, num_rows))
@@ -53,16 +53,16 @@ class RowWriter:
 
         With `rewrites` the rows from `first` on are dropped and written anew, without it only missing rows are written.
         """
-        states = [part.state for part in parts]
-        with undone_on_error(self._cache, states):
+        with undone_on_error(self._cache, [(part.state, part.first) for part in parts]):
             batches = [self._missing(part, rewrites=rewrites) for part in parts]
             if present := [batch for batch in batches if batch is not None]:
                 self._run(path, _joined(present))
             written = [0 if batch is None else batch.num_rows for batch in batches]
-            for state, num_rows in zip(states, written, strict=True):
-                self._cache.commit(state.sequence, self._cache.rows(state.sequence) + num_rows)
-        for state in states:
-            state.num_drafted = 0
+            for part, num_rows in zip(parts, written, strict=True):
+                self._cache.commit(part.state.sequence, self._cache.rows(part.state.sequence) + num_rows)
+        for part, num_rows in zip(parts, written, strict=True):
+            # drafts that this call neither dropped nor built upon still wait for their verify
+            part.state.clamp_drafted(0 if num_rows else self._cache.rows(part.state.sequence))
         return written
 
     def _missing(self, part: AcceptedRows, *, rewrites: bool) -> RowBatch | None:

@@ -93,8 +93,9 @@ class DraftRunner:
             if has_confidence:
                 confidences.append(result.outputs["confidence"])
             fed |= {edge.target: result.outputs[edge.source] for edge in self.binding.feedback}
+        drafts = Drafts(torch.stack(ids, dim=1), torch.stack(confidences, dim=1) if has_confidence else None)
         _store(cache, states)
-        return Drafts(torch.stack(ids, dim=1), torch.stack(confidences, dim=1) if has_confidence else None)
+        return drafts
 
     def _step(self, *, is_first: bool, has_grammar: bool, has_confidence: bool) -> Circuit:
         key = (is_first, has_grammar, has_confidence)
