@@ -12,7 +12,10 @@ INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 def token_ids(tokens: Sequence[int] | Tensor, config: DraftConfig, *, where: str, device: torch.device) -> Tensor:
     """Return int64 [n] of ids that the vocabulary holds."""
-    ids = torch.as_tensor(tokens, device=device)
+    try:
+        ids = torch.as_tensor(tokens, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: no tensor of it, or one without data
+        raise ValueError(f"{where}.tokens: expected integers [n], got {type(tokens).__name__} ({error})") from error
     if ids.dim() != 1 or (ids.numel() and ids.dtype not in INTEGER_DTYPES):
         raise ValueError(f"{where}.tokens: expected integers [n], got {ids.dtype} {list(ids.shape)}")
     ids = ids.to(torch.int64)
@@ -32,8 +35,11 @@ def check_hiddens(hiddens: Tensor, config: DraftConfig, *, num_rows: int, where:
             f"{where}.hiddens: expected {config.dtype} {list(expected)}, one per token, "
             f"got {hiddens.dtype} {list(hiddens.shape)}"
         )
-    if hiddens.device != device:
-        raise ValueError(f"{where}.hiddens: expected device {device}, got {hiddens.device}; move it first")
+    if hiddens.device != device or hiddens.layout != torch.strided:
+        raise ValueError(
+            f"{where}.hiddens: expected a strided tensor on {device}, got {hiddens.layout} on {hiddens.device}; "
+            f"move it first"
+        )
 
 
 def one_hidden(target_hidden: Tensor, config: DraftConfig, *, where: str, device: torch.device) -> Tensor:
@@ -74,4 +80,6 @@ def embed_buffer(buffer: Tensor, config: DraftConfig, *, num_drafts: int, device
             f"propose.draft_embed_target: expected {config.dtype} {list(expected)} on {device}, got {buffer.dtype} "
             f"{list(buffer.shape)} on {buffer.device}"
         )
+    if any(stride == 0 and size > 1 for stride, size in zip(rows.stride(), rows.shape, strict=True)):
+        raise ValueError("propose.draft_embed_target: expected memory of its own for each element, got an expanded one")
     return rows

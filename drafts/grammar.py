@@ -13,6 +13,8 @@ def checked_bitmask(bitmask: Tensor, *, vocab_size: int, device: torch.device, w
     if not isinstance(bitmask, Tensor) or bitmask.dtype != torch.int32 or bitmask.dim() not in (1, 2):
         got = f"{bitmask.dtype} {list(bitmask.shape)}" if isinstance(bitmask, Tensor) else type(bitmask).__name__
         raise ValueError(f"{where}.grammar_bitmask: expected int32 [words] or [drafts, words], got {got}")
+    if bitmask.device.type == "meta":
+        raise ValueError(f"{where}.grammar_bitmask: expected words to read, got a tensor on the meta device")
     rows = bitmask.unsqueeze(0) if bitmask.dim() == 1 else bitmask
     return rows[:, : -(-vocab_size // 32)].to(device)
 
