@@ -13,8 +13,8 @@ State = TypeVar("State")
 class Proposer(Protocol[State]):
     """The part of the drafter contract that the loop calls; `DraftProposer` fulfils it."""
 
-    def alloc_state(self) -> State:
-        """Return the state of a new sequence."""
+    def alloc_state_for(self, budget_tokens: int | None, /) -> State:
+        """Return the state of a new sequence that may grow to prompt + new tokens + look-ahead."""
         ...
 
     def free_state(self, state: State, /) -> None:

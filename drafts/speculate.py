@@ -63,7 +63,7 @@ def generate(
     if proposer is None or num_drafts == 0:
         plain = _Loop(target, None, decider=decider, emitter=emitter, num_drafts=0, supplied_hidden=supplied_hidden)
         return plain.run(prompt_tokens)
-    state = proposer.alloc_state()
+    state = proposer.alloc_state_for(len(prompt_tokens) + max_new_tokens + num_drafts)
     try:
         drafter = SequenceDrafter(proposer, state, vocab_size=target.vocab_size, mtp_kv_exact=mtp_kv_exact)
         loop = _Loop(

@@ -91,7 +91,7 @@ class ScriptedDrafter:
         self.rows_at_propose: list[list[tuple[int, Tensor | None]]] = []
         self.num_asked: list[int] = []
 
-    def alloc_state(self) -> DrafterState:
+    def alloc_state_for(self, budget_tokens: int | None) -> DrafterState:
         self.states.append(DrafterState())
         return self.states[-1]
 
