@@ -1,9 +1,12 @@
 """A target attends the same rows however many tokens run in a pass, also where pools score exactly alike."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from drafts.targets.ties import _LowestIndexTopk
+from tests.drafts import tiny_target
 from tests.drafts.tiny_target import adapter, random_tokens, tiny_model
 
 
@@ -16,10 +19,19 @@ def test_stable_topk_takes_the_lowest_index_among_equals() -> None:
     assert indices.tolist() == [[1, 4, 0, 2]]
 
 
-@pytest.mark.parametrize("width", [2, 3, 4])
-def test_verify_of_several_tokens_equals_one_by_one_where_pools_tie(width: int) -> None:
-    target = adapter.TransformersTarget(tiny_model())
-    prompt, tokens = random_tokens(70, seed=3), random_tokens(12, seed=4)
+@pytest.fixture
+def tying_target(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two index heads: every fourth pool matches neither, and where both weights are negative such pools tie on top."""
+    config = tiny_target.tiny_config()
+    config.text_config.index_n_heads = 2
+    monkeypatch.setattr(tiny_target, "tiny_config", lambda: config)
+    return adapter.TransformersTarget(tiny_target.tiny_model())
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_verify_of_several_tokens_equals_one_by_one_where_pools_tie(width: int, tying_target: Any) -> None:
+    target = tying_target
+    prompt, tokens = random_tokens(80, seed=0), random_tokens(12, seed=50)
     logits = []
     for size in (1, width):
         sequence = target.open_sequence()
