@@ -28,10 +28,10 @@ def tying_target(monkeypatch: pytest.MonkeyPatch) -> Any:
     return adapter.TransformersTarget(tiny_target.tiny_model())
 
 
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("width", [4])
 def test_verify_of_several_tokens_equals_one_by_one_where_pools_tie(width: int, tying_target: Any) -> None:
     target = tying_target
-    prompt, tokens = random_tokens(80, seed=0), random_tokens(12, seed=50)
+    prompt, tokens = random_tokens(80, seed=0), random_tokens(24, seed=50)
     logits = []
     for size in (1, width):
         sequence = target.open_sequence()
