@@ -1,0 +1,7 @@
+"""The CPU backend: circuits through torch.export and Inductor to ahead-of-time packages."""
+
+from compiler.inductor.build import BuildJob, build_packages
+from compiler.inductor.package import PackagedProgram, build_package
+from compiler.inductor.trace import export_circuit
+
+__all__ = ["BuildJob", "PackagedProgram", "build_package", "build_packages", "export_circuit"]

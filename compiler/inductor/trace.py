@@ -1,0 +1,62 @@
+"""From a circuit to an exported torch program of ATen ops, weights and states as inputs, states written in place."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+import compiler.inductor.lowering  # noqa: F401 - importing them registers them
+from circuit import Circuit, LoweringError, StateType, Value
+from compiler.registry import lowering_of
+
+# the cache's extent belongs to the proposer that allocated it, not to the program
+DYNAMIC_DIMS = ("num_blocks", "num_sequences")
+
+
+class LoweredCircuit(nn.Module):
+    """A circuit as a torch module: arguments are inputs, states and weights in declared order, results the outputs.
+
+    States are changed in place. Each node runs its Inductor lowering, or its reference where it has none.
+    """
+
+    def __init__(self, circuit: Circuit) -> None:
+        super().__init__()
+        self.circuit = circuit
+        self.arguments = argument_order(circuit)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run the calls in order; `tensors` follow `arguments`."""
+        values: dict[Value, Tensor] = dict(zip(self.arguments, tensors, strict=True))
+        for call in self.circuit.calls:
+            arguments = [values[arg] for arg in call.args]
+            lowering = lowering_of(call.node, "inductor")
+            if lowering is None and call.node.writes:
+                raise LoweringError(f"{type(call.node).__name__}: a node that writes state needs an inductor lowering")
+            made = call.node.reference(*arguments) if lowering is None else lowering.function(call.node, *arguments)
+            values.update(zip(call.results, made if isinstance(made, tuple) else (made,), strict=True))
+        return tuple(values[value] for value in self.circuit.outputs.values())
+
+
+def argument_order(circuit: Circuit) -> tuple[Value, ...]:
+    """Return the circuit's sources in the order in which a lowered circuit takes them."""
+    return (*circuit.inputs.values(), *circuit.states.values(), *circuit.weights.values())
+
+
+def export_circuit(circuit: Circuit, dims: Mapping[str, int]) -> ExportedProgram:
+    """Trace a circuit with these sizes of its named dims; those of DYNAMIC_DIMS stay open.
+
+    `LoweringError` names the dims that `dims` lacks.
+    """
+    arguments = argument_order(circuit)
+    examples, dynamic = [], []
+    for value in arguments:
+        declared = value.type.tensor if isinstance(value.type, StateType) else value.type
+        if missing := declared.free_dims() - set(dims):
+            raise LoweringError(f"export of {circuit.name!r}: {value!r} needs a size for {', '.join(sorted(missing))}")
+        examples.append(torch.zeros(declared.bind(dims).sizes(), dtype=declared.dtype))
+        dynamic.append({axis: Dim.DYNAMIC for axis, dim in enumerate(declared.shape) if str(dim) in DYNAMIC_DIMS})
+    with torch.no_grad():
+        return torch.export.export(
+            LoweredCircuit(circuit), tuple(examples), dynamic_shapes={"tensors": tuple(dynamic)}, strict=False
+        )
