@@ -46,15 +46,15 @@ class DraftRunner:
 
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
         """Write the cache rows of `rows`, which pair known tokens with the target's own hiddens."""
-        self._check(rows, cache, lookahead=0)
+        check_rows(self.binding, rows, cache, lookahead=0)
         if rows.num_rows == 0:
             return
-        inputs = _row_inputs(rows)
+        inputs = row_inputs(rows)
         result = interpret(
             self._context,
             inputs={name: inputs[name] for name in self._context.inputs},
             weights=self.binding.weights,
-            states=_states(cache),
+            states=state_tensors(cache),
         )
         _store(cache, result.states)
 
@@ -75,12 +75,12 @@ class DraftRunner:
             raise ValueError(
                 f"DraftRunner.draft: expected 1 to {self.binding.state_layout.max_num_drafts} drafts, got {num_drafts}"
             )
-        self._check(rows, cache, lookahead=num_drafts - 1)
+        check_rows(self.binding, rows, cache, lookahead=num_drafts - 1)
         live = rows.sequence[rows.sequence > 0]
         if live.unique().numel() != live.numel():
             raise ValueError("DraftRunner.draft: expected one row per sequence, got two of one; draft them in turn")
-        fed = _row_inputs(rows)
-        states = _states(cache)
+        fed = row_inputs(rows)
+        states = state_tensors(cache)
         ids, confidences = [], []
         for index in range(num_drafts):
             is_masked = grammar is not None and index < grammar.shape[1]
@@ -115,23 +115,26 @@ class DraftRunner:
             observe=None if observe is None else lambda value, tensor: observe(index, value, tensor),
         )
 
-    def _check(self, rows: RowBatch, cache: DrafterCache, *, lookahead: int) -> None:
-        layout = self.binding.state_layout
-        if cache.block_size != layout.block_size or cache.tail_depth < self.binding.dims["tail_depth"]:
-            raise BindingError(
-                f"DraftRunner: expected a cache of block_size {layout.block_size} and a tail at least "
-                f"{self.binding.dims['tail_depth']} deep, got {cache.block_size} and {cache.tail_depth}; bind again"
-            )
-        rows.check_values(
-            vocab_size=self.binding.config.vocab_size,
-            num_blocks=cache.num_blocks,
-            block_size=cache.block_size,
-            num_sequences=cache.num_sequences,
-            lookahead=lookahead,
+
+def check_rows(binding: DraftBinding, rows: RowBatch, cache: DrafterCache, *, lookahead: int) -> None:
+    """Hold that the cache is laid out for the binding, and what the rows hold; BindingError or ValueError."""
+    layout, depth = binding.state_layout, binding.dims["tail_depth"]
+    if cache.block_size != layout.block_size or cache.tail_depth != depth:
+        raise BindingError(
+            f"DraftRunner: expected a cache of block_size {layout.block_size} with a tail {depth} deep, "
+            f"got {cache.block_size} and {cache.tail_depth}; bind the circuit from its proposer again"
         )
+    rows.check_values(
+        vocab_size=binding.config.vocab_size,
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        num_sequences=cache.num_sequences,
+        lookahead=lookahead,
+    )
 
 
-def _row_inputs(rows: RowBatch) -> dict[str, Tensor]:
+def row_inputs(rows: RowBatch) -> dict[str, Tensor]:
+    """Return the rows as the circuit's inputs by name."""
     return {
         "token": rows.token,
         "target_hidden": rows.hidden,
@@ -143,11 +146,12 @@ def _row_inputs(rows: RowBatch) -> dict[str, Tensor]:
     }
 
 
-def _states(cache: DrafterCache) -> dict[str, Tensor]:
+def state_tensors(cache: DrafterCache) -> dict[str, Tensor]:
+    """Return the cache's tensors by the circuit's state names."""
     return {"latent_cache": cache.latent, "index_keys": cache.index_keys, "tail": cache.tail}
 
 
 def _store(cache: DrafterCache, states: dict[str, Tensor]) -> None:
     """Copy the new states over the old: in place, so that whoever shares the cache's memory sees them."""
-    for old, new in zip(_states(cache).values(), (states[name] for name in _states(cache)), strict=True):
+    for old, new in zip(state_tensors(cache).values(), (states[name] for name in state_tensors(cache)), strict=True):
         old.copy_(new)

@@ -1,0 +1,141 @@
+"""CompiledRunner: the circuit's compiled programs in place of the interpreter, picked by bucket."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from drafts.batch import RowBatch
+from drafts.binding import DraftBinding
+from drafts.cache import DrafterCache
+from drafts.path import Drafts
+from drafts.programs import ProgramKey, ProgramKind
+from drafts.runner import DraftRunner, check_rows, row_inputs, state_tensors
+
+_log = logging.getLogger("circuit")
+
+
+class Program(Protocol):
+    """A compiled program: runs on tensors by name, changes the states in place, returns the outputs."""
+
+    def run(
+        self, *, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Run once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A program and how a run is padded to it."""
+
+    key: ProgramKey
+    program: Program
+
+
+class CompiledRunner:
+    """A draft path over compiled programs; what none of them serves runs interpreted, said once and counted.
+
+    A run is padded to the smallest program that fits: rows of the null sequence that write nothing anyone reads, block
+    tables of null blocks, and drafts beyond those asked for, whose traces are removed.
+    """
+
+    def __init__(self, binding: DraftBinding, programs: Mapping[ProgramKey, Program], *, backend: str) -> None:
+        self.binding = binding
+        self.name = f"circuit:{backend}"
+        self.fallbacks: Counter[str] = Counter()
+        self._programs = dict(sorted(programs.items()))
+        self._interpreted = DraftRunner(binding)
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """False: a program for more rows may sum in another order."""
+        return False
+
+    def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
+        """Write context rows, as many at a time as the largest program takes."""
+        check_rows(self.binding, rows, cache, lookahead=0)
+        largest = max((key.num_rows for key in self._programs if key.kind == "context"), default=rows.num_rows)
+        for start in range(0, rows.num_rows, max(largest, 1)):
+            self._write(_part(rows, start, start + largest), cache)
+
+    def _write(self, rows: RowBatch, cache: DrafterCache) -> None:
+        fit = self._fit("context", rows, num_drafts=0)
+        if fit is None:
+            self._interpreted.write_rows(rows, cache)
+            return
+        self._run(fit, rows, cache)
+
+    def draft(
+        self,
+        rows: RowBatch,
+        cache: DrafterCache,
+        *,
+        num_drafts: int,
+        grammar: Tensor | None = None,
+        has_confidence: bool = False,
+    ) -> Drafts:
+        """Draft a chain per row; see DraftPath."""
+        fit = None
+        if grammar is not None or has_confidence:
+            self._count_fallback("grammar masks and confidences")
+        else:
+            check_rows(self.binding, rows, cache, lookahead=num_drafts - 1)
+            fit = self._fit("chain", rows, num_drafts=num_drafts)
+        if fit is None:
+            return self._interpreted.draft(
+                rows, cache, num_drafts=num_drafts, grammar=grammar, has_confidence=has_confidence
+            )
+        surplus = torch.arange(num_drafts, fit.key.num_drafts, device=rows.position.device)
+        ring = (rows.position.unsqueeze(1) + surplus) % cache.tail_depth
+        held = cache.tail[rows.sequence.unsqueeze(1), ring]
+        outputs = self._run(fit, rows, cache)
+        # rows beyond the drafts asked for are dead, but in the ring they lie over live ones
+        cache.tail[rows.sequence.unsqueeze(1), ring] = held
+        ids = [outputs[f"token.{number}"][: rows.num_rows] for number in range(1, num_drafts + 1)]
+        return Drafts(torch.stack(ids, dim=1))
+
+    def _run(self, fit: _Fit, rows: RowBatch, cache: DrafterCache) -> dict[str, Tensor]:
+        padded = _padded(rows, fit.key.num_rows, fit.key.max_rows // cache.block_size)
+        return fit.program.run(inputs=row_inputs(padded), states=state_tensors(cache), weights=self.binding.weights)
+
+    def _fit(self, kind: ProgramKind, rows: RowBatch, *, num_drafts: int) -> _Fit | None:
+        """The smallest program that serves the rows, None where there is none, which is counted."""
+        newest = int(rows.position.max()) + 1 if rows.num_rows else 0
+        for key, program in self._programs.items():
+            is_large_enough = key.num_rows >= rows.num_rows and key.num_drafts >= num_drafts
+            if key.kind == kind and is_large_enough and key.max_rows >= newest + max(key.num_drafts - 1, 0):
+                return _Fit(key, program)
+        self._count_fallback(f"{kind} of {rows.num_rows} rows and {num_drafts} drafts at {newest} rows")
+        return None
+
+    def _count_fallback(self, what: str) -> None:
+        if not self.fallbacks:
+            _log.warning("%s: no compiled program for %s; interpreted, which is slow", self.name, what)
+        self.fallbacks[what] += 1
+
+
+def _part(rows: RowBatch, start: int, stop: int) -> RowBatch:
+    part = slice(start, stop)
+    return RowBatch(
+        rows.token[part], rows.hidden[part], rows.position[part], rows.sequence[part], rows.block_table[part]
+    )
+
+
+def _padded(rows: RowBatch, num_rows: int, max_blocks: int) -> RowBatch:
+    """Return the rows with null rows after them and a block table of `max_blocks`, all contiguous."""
+    extra = num_rows - rows.num_rows
+    # blocks beyond the program's context are spare ones, for rows not written yet
+    table = rows.block_table[:, :max_blocks]
+    return RowBatch(
+        token=functional.pad(rows.token, (0, extra)),
+        hidden=functional.pad(rows.hidden, (0, 0, 0, extra)).contiguous(),
+        position=functional.pad(rows.position, (0, extra)),
+        sequence=functional.pad(rows.sequence, (0, extra)),
+        block_table=functional.pad(table, (0, max_blocks - table.shape[1], 0, extra)).contiguous(),
+    )

@@ -1,0 +1,69 @@
+"""The programs a drafter is compiled to: which ones, over which circuit, at which sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from circuit import Circuit
+from compiler import chain, remove_dead_code
+from drafts.binding import DraftBinding
+
+ProgramKind = Literal["chain", "context"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProgramKey:
+    """One compiled program: a chain of `num_drafts` drafts of `num_rows` sequences, or `num_rows` context rows.
+
+    max_rows: the longest sequence it serves, in cache rows, its own rows included; a multiple of the block size.
+    num_drafts is 0 for context rows.
+    """
+
+    kind: ProgramKind
+    num_drafts: int
+    num_rows: int
+    max_rows: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file: `chain3_rows1_context1024`."""
+        drafts = str(self.num_drafts) if self.kind == "chain" else ""
+        return f"{self.kind}{drafts}_rows{self.num_rows}_context{self.max_rows}"
+
+
+def program_circuit(binding: DraftBinding, key: ProgramKey) -> Circuit:
+    """Return the circuit of a program, dead code removed."""
+    if key.kind == "context":
+        return binding.context()
+    first, following = binding.step(is_first=True), binding.step(is_first=False)
+    steps = [first, *[following] * (key.num_drafts - 1)]
+    return remove_dead_code(chain(steps, feedback=binding.feedback, outputs=("token",)))
+
+
+def program_dims(binding: DraftBinding, key: ProgramKey) -> dict[str, int]:
+    """Return the sizes of the named dims that a program fixes."""
+    return {
+        "n": key.num_rows,
+        "max_blocks": key.max_rows // binding.state_layout.block_size,
+        **binding.dims,
+    }
+
+
+def program_keys(
+    binding: DraftBinding,
+    *,
+    num_drafts: int,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    context_rows: Sequence[int] = (4, 64),
+) -> tuple[ProgramKey, ...]:
+    """Return the programs of a compile: a chain per batch and context bucket, context rows per bucket, sorted.
+
+    `contexts` in rows are rounded up to whole blocks.
+    """
+    size = binding.state_layout.block_size
+    rounded = sorted({-(-rows // size) * size for rows in contexts})
+    chains = {ProgramKey("chain", num_drafts, batch, rows) for batch in batches for rows in rounded}
+    # context rows attend nothing: one block table width serves every context
+    writes = {ProgramKey("context", 0, rows, rounded[-1]) for rows in context_rows}
+    return tuple(sorted(chains | writes))
