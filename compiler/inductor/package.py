@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from circuit import BindingError, Circuit, StateType, TensorType, Value, dtype_name, match_sizes
+from circuit import BindingError, Circuit, StateType, Value
 from compiler.inductor.trace import argument_order, export_circuit
+
+_WEIGHTS = 2
 
 INDUCTOR_OPTIONS: dict[str, object] = {
     # rounds to bf16 where the reference does; measured to cost nothing
@@ -36,38 +39,68 @@ def build_package(circuit: Circuit, dims: Mapping[str, int], path: Path, *, num_
         partial.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """One argument of a package, ready to be checked: None in `sizes` is a dim the package leaves open."""
+
+    value: Value
+    table: int  # 0 inputs, 1 states, 2 weights
+    dtype: torch.dtype
+    sizes: tuple[int | None, ...]
+
+
 class PackagedProgram:
     """A loaded package of a circuit; runs on tensors by name and changes the states in place.
 
-    Every dtype, shape and stride is checked before native code sees a pointer: it checks none of them itself.
+    Every dtype, shape and stride is checked before native code sees a pointer: it checks none of them itself. Weights
+    are checked again only when a name is bound to another tensor.
     """
 
     def __init__(self, circuit: Circuit, dims: Mapping[str, int], path: Path) -> None:
         self.circuit = circuit
         self.dims = dict(dims)
-        self._arguments = argument_order(circuit)
+        self._ports = tuple(_port(value, dims) for value in argument_order(circuit))
+        self._checked_weights: dict[str, Tensor] = {}
+        self._output_names = tuple(circuit.outputs)
         self._loaded = torch._inductor.aoti_load_package(str(path))
 
     def run(
         self, *, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor], weights: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return the outputs by name. `BindingError` for a tensor that is missing or does not fit."""
-        tables: dict[str, Mapping[str, Tensor]] = {"input": inputs, "state": states, "weight": weights}
-        bound = dict(self.dims)
-        tensors = [self._checked(value, tables[value.kind], bound) for value in self._arguments]
+        tables = (inputs, states, weights)
+        tensors = [self._checked(port, tables[port.table]) for port in self._ports]
         results = self._loaded.loader.boxed_run(tensors)
-        return dict(zip(self.circuit.outputs, results, strict=True))
+        return dict(zip(self._output_names, results, strict=True))
 
-    def _checked(self, value: Value, table: Mapping[str, Tensor], bound: dict[str, int]) -> Tensor:
-        where = f"package of {self.circuit.name!r}, {value.kind} {value!r}"
-        if value.name not in table:
-            raise BindingError(f"{where}: missing; pass a tensor of its type")
-        tensor = table[value.name]
-        declared: TensorType = value.type.tensor if isinstance(value.type, StateType) else value.type
-        if tensor.dtype != declared.dtype:
-            raise BindingError(f"{where}: expected dtype {dtype_name(declared.dtype)}, got {tensor.dtype}")
-        if fault := match_sizes(declared, tensor.shape, bound):
-            raise BindingError(f"{where}: {fault}; the package was built for {self.dims}")
+    def _checked(self, port: _Port, table: Mapping[str, Tensor]) -> Tensor:
+        name = port.value.name
+        tensor = table.get(name)
+        if tensor is None:
+            raise BindingError(f"{self._place(port)}: missing; pass a tensor of its type")
+        # a tensor object keeps its dtype, shape and strides for as long as it is this object
+        if port.table == _WEIGHTS and self._checked_weights.get(name) is tensor:
+            return tensor
+        shape = tensor.shape
+        fits = len(shape) == len(port.sizes) and all(
+            expected is None or expected == size for expected, size in zip(port.sizes, shape, strict=True)
+        )
+        if not fits or tensor.dtype != port.dtype:
+            raise BindingError(
+                f"{self._place(port)}: got {tensor.dtype} {list(shape)}; the package was built for {self.dims}"
+            )
         if not tensor.is_contiguous() or tensor.device.type != "cpu":
-            raise BindingError(f"{where}: expected a contiguous CPU tensor, got strides {tensor.stride()}")
+            raise BindingError(f"{self._place(port)}: expected a contiguous CPU tensor, got strides {tensor.stride()}")
+        if port.table == _WEIGHTS:
+            self._checked_weights[name] = tensor
         return tensor
+
+    def _place(self, port: _Port) -> str:
+        return f"package of {self.circuit.name!r}, {port.value.kind} {port.value!r}"
+
+
+def _port(value: Value, dims: Mapping[str, int]) -> _Port:
+    declared = value.type.tensor if isinstance(value.type, StateType) else value.type
+    bound = declared.bind(dims)
+    sizes = tuple(int(dim) if dim.is_Integer else None for dim in bound.shape)
+    return _Port(value, {"input": 0, "state": 1, "weight": _WEIGHTS}[value.kind], declared.dtype, sizes)

@@ -19,6 +19,7 @@ ProductForm = Literal["multiply_sum", "matmul"]
 
 MAX_UNROLLED_ROWS = 4  # beyond it the unrolled body spills
 LARGE_WEIGHT_BYTES = 8 << 20
+MAX_LOOP_PRODUCTS = 4 << 20  # of activations with activations, per row; above it a library call pays
 
 
 def product_form(*, num_rows: int, dtype: torch.dtype, weight_bytes: int) -> ProductForm:
