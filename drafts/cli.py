@@ -82,6 +82,37 @@ def demo(
 
 
 @app.command()
+def bench(
+    size: Annotated[str, typer.Option(metavar="SIZE", help="small, large, demo, or a checkpoint folder.")] = "small",
+    batch: Annotated[int, typer.Option(min=1, max=16, help="Sequences that draft side by side.")] = 1,
+    dtype: Dtype = Precision.BF16,
+    drafts: Drafts = DEFAULT_NUM_DRAFTS,
+    context: Annotated[int | None, typer.Option(min=64, metavar="ROWS", help="Cache rows of a sequence.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; by default by the bytes touched.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to time.")] = 5.0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time a chain of drafts: eager, by torch.compile, compiled.
+
+    All variants run interleaved in this process; medians, beside the floor that reading the weights sets.
+    """
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch"):
+        from drafts.commands.bench import bench as body
+    body(
+        size,
+        screen,
+        batch=batch,
+        dtype=dtype.value,
+        num_drafts=drafts,
+        context=context,
+        num_threads=threads,
+        seconds=seconds,
+    )
+
+
+@app.command()
 def check(
     x: Annotated[Path, typer.Argument(metavar="X", help="A circuit document (.yaml, .json) or a checkpoint folder.")],
     as_json: Json = False,

@@ -115,17 +115,26 @@ def load_compiled(
     return CompiledDrafter(manifest, proposer, runner)
 
 
+def touched_bytes(binding: DraftBinding, *, num_rows: int, context: int) -> int:
+    """Return the bytes of weights and cache that one draft of `num_rows` sequences with `context` rows reads."""
+    config = binding.config
+    idle = 1.0 - config.num_experts_per_tok / config.n_routed_experts
+    shares = {
+        "embed_tokens": num_rows / config.vocab_size,
+        # distinct experts, when every row draws its own uniformly
+        "mlp.experts.gate_up_proj": 1.0 - idle**num_rows,
+        "mlp.experts.down_proj": 1.0 - idle**num_rows,
+    }
+    weights = sum(round(weight.nbytes * shares.get(name, 1.0)) for name, weight in binding.weights.items())
+    pools = context // config.index_kpool
+    selected = min(context, config.selected_width)
+    row_bytes = config.kv_lora_rank * selected + config.index_head_dim * pools
+    return weights + num_rows * row_bytes * config.dtype.itemsize
+
+
 def threads_for(binding: DraftBinding) -> int:
     """Return the threads that pay for one draft: one where the weights it touches are few, else every core."""
-    config = binding.config
-    touched = 0
-    for name, weight in binding.weights.items():
-        share = 1.0
-        if name.startswith("mlp.experts."):
-            share = config.num_experts_per_tok / config.n_routed_experts
-        if name == "embed_tokens":
-            share = 1 / config.vocab_size
-        touched += round(weight.nbytes * share)
+    touched = touched_bytes(binding, num_rows=1, context=0)
     return 1 if touched <= ONE_THREAD_BYTES else os.cpu_count() or 1
 
 

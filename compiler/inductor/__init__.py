@@ -2,6 +2,6 @@
 
 from compiler.inductor.build import BuildJob, build_packages
 from compiler.inductor.package import PackagedProgram, build_package
-from compiler.inductor.trace import export_circuit
+from compiler.inductor.trace import LoweredCircuit, export_circuit
 
-__all__ = ["BuildJob", "PackagedProgram", "build_package", "build_packages", "export_circuit"]
+__all__ = ["BuildJob", "LoweredCircuit", "PackagedProgram", "build_package", "build_packages", "export_circuit"]

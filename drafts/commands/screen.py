@@ -38,6 +38,19 @@ class Screen:
             yield
 
     @contextmanager
+    def stages(self) -> Iterator[Callable[[str], None]]:
+        """Show which stage of a longer work goes on; the function it yields takes the next stage's name."""
+        with self._progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
+            task = progress.add_task("starting", total=None)
+
+            def next_stage(what: str) -> None:
+                if not self.err.is_terminal:
+                    self.err.print(f"{what} ...")
+                progress.update(task, description=what)
+
+            yield next_stage
+
+    @contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show a bar over `total` units; the function it yields takes the number of units that were finished."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -1,0 +1,133 @@
+"""The ways to run one chain of drafts that are timed against one another, each with module and cache of its own."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from circuit import Circuit, Value
+from compiler.inductor import LoweredCircuit, PackagedProgram, build_package
+from drafts.batch import RowBatch
+from drafts.binding import DraftBinding
+from drafts.cache import DrafterCache
+from drafts.config import DraftConfig
+from drafts.decisions import default_decisions
+from drafts.eager_glm5_next import EagerGlm5NextHead, EagerPath
+from drafts.programs import ProgramKey, program_circuit, program_dims
+from drafts.proposer import DraftProposer
+from drafts.runner import row_inputs, state_tensors
+
+Run = Callable[[], Tensor]  # ids int64 [n, K]
+CompileOptions = dict[str, str | int | bool | Callable[..., Any]]
+
+# what a user reaches for first, and the preset that came out best of those that torch offers on a CPU
+COMPILE_OPTIONS: dict[str, CompileOptions | None] = {
+    "torch_compile": None,
+    "torch_compile_best": {"max_autotune": True, "freezing": True},
+}
+
+
+class Prepared:
+    """A filled cache and the rows that a chain starts from: `num_rows` sequences, each near the end of its context."""
+
+    def __init__(self, config: DraftConfig, weights: Mapping[str, Tensor], *, num_rows: int, context: int, drafts: int):
+        self.config, self.weights, self.num_drafts = config, weights, drafts
+        self.decisions = default_decisions(config)
+        self.proposer = DraftProposer(
+            config, weights, self.decisions, max_seq_len=context, max_num_drafts=drafts, num_sequences=num_rows
+        )
+        self.cache = self.proposer.cache
+        self.binding = _binding(self.proposer)
+        generator = torch.Generator().manual_seed(1)
+        states = [self.proposer.alloc_state() for _ in range(num_rows)]
+        length = context - drafts - 1
+        hidden = torch.randn(length, config.hidden_size, generator=generator).to(config.dtype)
+        tokens = torch.randint(0, config.vocab_size, (length,), generator=generator)
+        for number, state in enumerate(states):
+            self.proposer.prefill_drafter(tokens.roll(number), hidden, state)
+        sequences = [state.sequence for state in states]
+        self.rows = RowBatch(
+            token=tokens[:num_rows],
+            hidden=hidden[:num_rows].clone(),
+            position=torch.full((num_rows,), length - 1),
+            sequence=torch.tensor([sequence.slot for sequence in sequences]),
+            block_table=self.cache.block_table(sequences),
+        )
+        self.key = ProgramKey("chain", drafts, num_rows, self.rows.block_table.shape[1] * self.cache.block_size)
+        self.circuit = program_circuit(self.binding, self.key)
+
+
+def eager(prepared: Prepared) -> Run:
+    """The eager head: absorbed MLA, incremental pools, a loop over the experts that rows chose."""
+    head = EagerGlm5NextHead(prepared.config, prepared.weights, prepared.decisions)
+    path, cache = EagerPath(head, check_values=False), _copied(prepared.cache)
+    return lambda: path.draft(prepared.rows, cache, num_drafts=prepared.num_drafts).ids
+
+
+def compiled_by_torch(prepared: Prepared, *, options: CompileOptions | None) -> Run:
+    """torch.compile of the chain in plain operators: linear, gather, softmax; weights as buffers, caches in place."""
+    module = _PlainChain(prepared.circuit, prepared.weights)
+    compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
+    arguments = _arguments(prepared.circuit, prepared, _copied(prepared.cache))
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            return torch.stack(compiled(*arguments), dim=1)
+
+    return run
+
+
+def compiled_circuit(prepared: Prepared, folder: Path, *, num_threads: int) -> Run:
+    """The compiled program of the same chain."""
+    dims = program_dims(prepared.binding, prepared.key)
+    path = folder / f"{prepared.key.name}.pt2"
+    build_package(prepared.circuit, {**dims, "num_blocks": 7, "num_sequences": 3}, path, num_threads=num_threads)
+    program, cache = PackagedProgram(prepared.circuit, dims, path), _copied(prepared.cache)
+    inputs, states = row_inputs(prepared.rows), state_tensors(cache)
+
+    def run() -> Tensor:
+        outputs = program.run(inputs=inputs, states=states, weights=prepared.weights)
+        return torch.stack(tuple(outputs.values()), dim=1)
+
+    return run
+
+
+class _PlainChain(nn.Module):
+    """A circuit in its references, weights held as buffers; only the cache writes are lowered, to writes in place."""
+
+    def __init__(self, circuit: Circuit, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._lowered = LoweredCircuit(circuit, lowers=lambda node: bool(node.writes))
+        self._names = [name.replace(".", "_") for name in circuit.weights]
+        for name, own_name in zip(circuit.weights, self._names, strict=True):
+            self.register_buffer(own_name, weights[name])
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self._lowered(*tensors, *(getattr(self, name) for name in self._names))
+
+
+def _arguments(circuit: Circuit, prepared: Prepared, cache: DrafterCache) -> list[Tensor]:
+    inputs, states = row_inputs(prepared.rows), state_tensors(cache)
+    sources: list[Value] = [*circuit.inputs.values(), *circuit.states.values()]
+    return [inputs[value.name] if value.kind == "input" else states[value.name] for value in sources]
+
+
+def _copied(cache: DrafterCache) -> DrafterCache:
+    copy = DrafterCache(
+        cache.config,
+        num_blocks=cache.num_blocks,
+        num_sequences=cache.num_sequences,
+        block_size=cache.block_size,
+        tail_depth=cache.tail_depth,
+    )
+    for ours, theirs in zip(state_tensors(copy).values(), state_tensors(cache).values(), strict=True):
+        ours.copy_(theirs)
+    return copy
+
+
+def _binding(proposer: DraftProposer) -> DraftBinding:
+    binding = proposer.circuit_draft()
+    assert binding is not None, "benchmark sizes are modelled"
+    return binding
