@@ -201,8 +201,9 @@ def main() -> None:
     try:
         code = app(arguments, prog_name="circuit", standalone_mode=False) or 0
         sys.stdout.flush()
+    # typer returns the code of an interrupt within a command; one before it comes through as an exception
     except (KeyboardInterrupt, typer.Abort):
-        code = _say("interrupted", EXIT_INTERRUPTED)
+        code = EXIT_INTERRUPTED
     except BrokenPipeError:
         # the reader went away, as with `| head`; without this the interpreter's last flush would complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -211,6 +212,8 @@ def main() -> None:
         if "--debug" in arguments:
             raise
         code = _report(error, as_json="--json" in arguments)
+    if code == EXIT_INTERRUPTED:
+        _say("interrupted")
     sys.exit(code)
 
 
@@ -225,9 +228,9 @@ def _report(error: Exception, *, as_json: bool) -> int:
         line, is_bad_input = explain(error)
         code = EXIT_BAD_INPUT if is_bad_input else EXIT_FAILED
     Screen(as_json=as_json).emit({"ok": False, "error": line})
-    return _say(f"error: {line}", code)
-
-
-def _say(line: str, code: int) -> int:
-    print(line, file=sys.stderr)  # noqa: T201
+    _say(f"error: {line}")
     return code
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drafts.commands.metrics import draft_ms, target_ms
-from drafts.commands.prompts import demo_checkpoint, demo_prompts
+from drafts.commands.prompts import Prompt, demo_checkpoint, demo_prompts
 from drafts.commands.screen import Screen, plural
 from drafts.commands.session import Form, Session, load_session
 from drafts.commands.stream import DRAFTED, OWN, PROMPT, TokenStream
@@ -49,16 +49,17 @@ def demo(
     if prompt == "":
         raise ValueError("--prompt: expected some text, got none; give the text to continue")
     session = load_session(model or demo_checkpoint(), screen)
-    prompts = demo_prompts(num_prompts) if prompt is None else [prompt]
-    encoded = [session.encode(text, max_new_tokens=max_tokens) for text in prompts]
+    prompts = demo_prompts(num_prompts) if prompt is None else [Prompt("", prompt)]
+    encoded = [session.encode(one.text, max_new_tokens=max_tokens) for one in prompts]
     _print_title(screen, session, num_drafts=num_drafts, max_tokens=max_tokens)
     num_tokens = max(map(len, encoded)) + max_tokens
     show = _Show(session, screen, num_tokens=num_tokens, num_drafts=num_drafts, max_tokens=max_tokens)
     show.warm_up(encoded[0])
     decoded = []
-    for index, (text, tokens) in enumerate(zip(prompts, encoded, strict=True), start=1):
-        screen.out.print(Text(f"\n── {index} of {len(prompts)} ──", style=PROMPT))
-        decoded.append(show.decode(text, tokens))
+    for index, (one, tokens) in enumerate(zip(prompts, encoded, strict=True), start=1):
+        place = " · ".join(part for part in (f"{index} of {len(prompts)}", one.source) if part)
+        screen.out.print(Text(f"\n── {place} ──", style=PROMPT))
+        decoded.append(show.decode(one.text, tokens))
     metrics = {
         form: combine_metrics([getattr(one, form).metrics for one in decoded]) for form in ("plain", "eager", "circuit")
     }

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler import EdgeDifference, worst_edge
-from drafts.commands.prompts import PLAIN_PROMPTS
+from drafts.commands.prompts import demo_prompts
 from drafts.commands.screen import Screen, plural
 from drafts.commands.session import Session, load_session
 from drafts.parity import ParityReport, Prompt, compare_eager_with_circuit
@@ -16,6 +16,7 @@ from drafts.proposer import DraftProposer
 
 # each prompt is cut at this many neighbouring lengths, so that every place within a pool of 4 is drafted from
 CUTS = 4
+NUM_PROMPTS = 3
 SHOWN_EDGES = 8
 
 
@@ -24,7 +25,7 @@ def parity(folder: Path, screen: Screen, *, prompt: str | None, num_drafts: int,
     if prompt == "":
         raise ValueError("--prompt: expected some text, got none; give the text to draft after")
     session = load_session(folder, screen, dtype_name=dtype_name)
-    texts = PLAIN_PROMPTS if prompt is None else (prompt,)
+    texts = [one.text for one in demo_prompts(NUM_PROMPTS)] if prompt is None else [prompt]
     prompts = [cut for text in texts for cut in _cuts(session, text, num_drafts=num_drafts)]
     longest = max(len(cut.tokens) for cut in prompts)
     proposer = DraftProposer(

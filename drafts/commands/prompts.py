@@ -1,6 +1,7 @@
 """Texts to draft after where the user gives none: the demo model's held-out ones, else a few plain ones."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from circuit import CircuitError
@@ -15,6 +16,14 @@ PLAIN_PROMPTS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue, and where it comes from."""
+
+    source: str
+    text: str
+
+
 def demo_checkpoint() -> Path:
     """Return the folder of the model that the repository ships; CircuitError outside of a checkout."""
     folder = DEMO_FOLDER / "model"
@@ -23,9 +32,12 @@ def demo_checkpoint() -> Path:
     return checkpoint_folder(folder)
 
 
-def demo_prompts(count: int) -> list[str]:
-    """Return up to `count` of the held-out prompts shipped with the demo model, or the plain ones without it."""
+def demo_prompts(count: int) -> list[Prompt]:
+    """Return up to `count` of the held-out prompts of the demo model, spread over all; else the plain ones."""
     file = DEMO_FOLDER / "prompts.json"
     if not file.is_file():
-        return list(PLAIN_PROMPTS[:count])
-    return [str(prompt["text"]) for prompt in json.loads(file.read_text(encoding="utf-8"))["prompts"][:count]]
+        return [Prompt("", text) for text in PLAIN_PROMPTS[:count]]
+    held = json.loads(file.read_text(encoding="utf-8"))["prompts"]
+    num_prompts = min(count, len(held))
+    spread = [held[index * len(held) // num_prompts] for index in range(num_prompts)]
+    return [Prompt(str(prompt["module"]), str(prompt["text"])) for prompt in spread]
