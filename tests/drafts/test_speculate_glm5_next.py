@@ -5,11 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
+from drafts.decisions import Decisions
 from drafts.generation import combine_metrics, compare_to_plain
+from drafts.proposer import DraftProposer
+from drafts.proposer_state import ProposerState
 from drafts.sampling import Sampling
 from drafts.speculate import generate
 from tests.drafts.scripted_target import ScriptedDrafter
+from tests.drafts.tiny_head import tiny_config, tiny_weights
 from tests.drafts.tiny_target import VOCAB_SIZE, adapter, random_tokens, tiny_model
 
 PROMPTS = [random_tokens(1, seed=20), random_tokens(13, seed=21), random_tokens(30, seed=22)]
@@ -104,3 +109,39 @@ def test_sampling_on_a_sharp_target_follows_its_argmax(target, plain) -> None:
     got = generate(target, drafter, prompt_tokens=PROMPTS[1], max_new_tokens=NUM_TOKENS, sampling=sampling)
     assert min(plain[1].margins) > 1e-4
     assert got.tokens == plain[1].tokens
+
+
+@pytest.mark.parametrize("num_drafts", [1, 4])
+def test_drafter_cache_after_rounds_equals_a_prefill_of_the_text(target, num_drafts: int, monkeypatch) -> None:
+    """With mtp_kv_exact every row pairs a token with the target's own hidden, so a fresh drafter holds the same."""
+    config = tiny_config(hidden_size=32, vocab_size=VOCAB_SIZE, max_position_embeddings=128)
+    proposer = DraftProposer(config, tiny_weights(config), Decisions(), max_seq_len=100, num_sequences=2)
+    prompt = random_tokens(18, seed=24)
+    plain = generate(target, None, prompt_tokens=prompt, max_new_tokens=30)
+    text, propose, rng = [*prompt, *plain.tokens, *[0] * 9], proposer.propose, random.Random(0)
+    freed: list[ProposerState] = []
+
+    def propose_well(
+        last_token: int, hidden: Tensor, position: int, num_drafts: int, state: ProposerState
+    ) -> list[int]:
+        # an untrained drafter is never right: it writes its rows, and the drafts are plain decoding's in its stead
+        propose(last_token, hidden, position, num_drafts, state)
+        known = text[position + 2 : position + 2 + num_drafts]
+        return [token if rng.random() < 0.7 else rng.randrange(VOCAB_SIZE) for token in known]
+
+    monkeypatch.setattr(proposer, "propose", propose_well)
+    monkeypatch.setattr(proposer, "free_state", freed.append)  # keep what the drafter held at the end
+    got = generate(target, proposer, prompt_tokens=prompt, max_new_tokens=30, num_drafts=num_drafts)
+    assert got.tokens == plain.tokens
+    assert 1.3 < got.metrics.mean_accepted_length < num_drafts + 1
+    # the last round is not settled: the rows known to be true end where its propose began
+    rows = proposer.drafter_rows(freed[0]) - freed[0].num_drafted
+    assert rows >= len(prompt) + 30 - 2 - (num_drafts + 1)
+
+    fresh = proposer.alloc_state()
+    run = target.open_sequence().prefill(text[: rows + 1])
+    assert proposer.prefill_drafter(text[: rows + 1], run.hiddens, fresh) == rows
+    for name, count in (("latent", rows), ("index_keys", rows // config.index_kpool)):
+        tensor = getattr(proposer.cache, name)
+        held, expected = (tensor[one.sequence.blocks].flatten(0, 1)[:count] for one in (freed[0], fresh))
+        torch.testing.assert_close(held, expected, atol=2e-5, rtol=1e-4)
