@@ -181,7 +181,9 @@ class _Head:
         selected_at = self.c.input("selected_at", i64("n"))
         self.c.output("chosen", chosen.named("chosen"))
         self.c.output("selected_at", selected_at)
-        return ExtendSelection(rows=self.max_num_drafts - 1)(chosen, selected_at, self.position).named("selected")
+        # a chain of one extends nothing, yet the node has a row at least
+        extend = ExtendSelection(rows=max(1, self.max_num_drafts - 1))
+        return extend(chosen, selected_at, self.position).named("selected")
 
     def _moe(self, x: Value) -> Value:
         config, hidden = self.config, self.config.hidden_size
