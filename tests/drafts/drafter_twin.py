@@ -150,14 +150,15 @@ def poison_dead(proposer: DraftProposer, *states: ProposerState) -> None:
     cache.latent[0] = cache.index_keys[0] = cache.tail[0] = math.nan
     for state in states:
         sequence, rows = state.sequence, proposer.drafter_rows(state)
+        table = torch.tensor([0, *sequence.blocks])[1:]
         keys_a_block = cache.block_size // config.index_kpool
-        for row in range(rows, cache.capacity(sequence)):
-            cache.latent[sequence.blocks[row // cache.block_size], row % cache.block_size] = math.nan
-        for pool in range(rows // config.index_kpool, len(sequence.blocks) * keys_a_block):
-            cache.index_keys[sequence.blocks[pool // keys_a_block], pool % keys_a_block] = math.nan
-        held = {row % cache.tail_depth for row in range(sequence.raw_from, rows)}
-        lost = [place for place in range(cache.tail_depth) if place not in held]
-        cache.tail[sequence.slot, lost] = math.nan
+        row = torch.arange(rows, cache.capacity(sequence))
+        cache.latent[table[row // cache.block_size], row % cache.block_size] = math.nan
+        pool = torch.arange(rows // config.index_kpool, len(table) * keys_a_block)
+        cache.index_keys[table[pool // keys_a_block], pool % keys_a_block] = math.nan
+        is_lost = torch.ones(cache.tail_depth, dtype=torch.bool)
+        is_lost[torch.arange(sequence.raw_from, rows) % cache.tail_depth] = False
+        cache.tail[sequence.slot, is_lost] = math.nan
 
 
 class InjectedFault(Exception):
