@@ -1,7 +1,9 @@
 """Passes: circuit to circuit, meaning kept. Each docstring shows a small circuit before and after."""
 
+from compiler.passes.bind_dims import bind_dims
 from compiler.passes.chain import chain
 from compiler.passes.dead_code import remove_dead_code
+from compiler.passes.plan_memory import MemoryPlan, plan_memory
 from compiler.passes.specialise import Feedback, context, step
 
-__all__ = ["Feedback", "chain", "context", "remove_dead_code", "step"]
+__all__ = ["Feedback", "MemoryPlan", "bind_dims", "chain", "context", "plan_memory", "remove_dead_code", "step"]
