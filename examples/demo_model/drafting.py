@@ -92,11 +92,6 @@ class Generation:
     accepted: list[int] = field(default_factory=list)
     started_at: list[int] = field(default_factory=list)
 
-    def mean_length(self, first: int | None = None) -> float:
-        """Accepted drafts + 1 per verify, over the verifies that began within the first `first` tokens."""
-        lengths = [a + 1 for a, s in zip(self.accepted, self.started_at, strict=True) if first is None or s < first]
-        return sum(lengths) / len(lengths)
-
 
 @torch.no_grad()
 def plain_greedy(target: Target, prompt: Tensor, num_new: int) -> list[int]:

@@ -142,12 +142,12 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     make_tokenizer(options.work, options.continue_from)
     stages = (
-        ("target.safetensors", target_stage),
-        (f"windows.{options.workers - 1}.safetensors", generate_stage),
-        ("mtp.safetensors", mtp_stage),
+        (["target.safetensors"], target_stage),
+        ([f"windows.{rank}.safetensors" for rank in range(options.workers)], generate_stage),
+        (["mtp.safetensors"], mtp_stage),
     )
-    for result, stage in stages:
-        if not (options.work / result).exists():
+    for results, stage in stages:
+        if not all((options.work / result).exists() for result in results):
             run_stage(stage, options.workers, options)
     finish(options)
 

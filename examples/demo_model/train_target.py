@@ -56,9 +56,11 @@ def split_parameters(named: dict[str, Tensor]) -> tuple[list[Tensor], list[Tenso
     return matrices, others
 
 
-@torch.no_grad()
 def held_out_loss(fast: FastTarget, windows: Tensor, *, dense: bool, rows: int) -> float:
-    """Return nats per token on `windows` [num_windows, T]."""
+    """Return nats per token on `windows` [num_windows, T].
+
+    Gradients stay on: without them every kind of layer would be compiled once more.
+    """
     losses = []
     for part in windows.split(rows):
         if len(part) == rows:  # the compiled functions have one batch size
