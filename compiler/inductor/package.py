@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from circuit import BindingError, Circuit, StateType, Value
-from compiler.inductor.trace import argument_order, export_circuit
+from compiler.inductor.export import argument_order, export_circuit
 
 _WEIGHTS = 2
 
