@@ -16,12 +16,10 @@ def rebuild(
     """Return a circuit of the calls that `outputs` and every state output need, names and blocks kept.
 
     A value in `cuts` becomes an input of its own name; a key of `replaced` is read as the value it maps to, which must
-    have its type. What only those needed is gone. Every state stays, with its state output, so no cache write is lost.
+    have its type and be made before it. What only those needed is gone. Every state stays, with its state output, so no
+    cache write is lost.
     """
-    substitute = dict(replaced or {})
-    for old, new in substitute.items():
-        if old.type != new.type:
-            raise CircuitError(f"circuit {circuit.name!r}: {old!r} cannot be replaced by {new!r} of another type")
+    substitute = _substitutes(circuit, replaced or {})
     wanted = {key: substitute.get(value, value) for key, value in outputs.items()}
     needed = _needed_values(circuit, wanted, cuts=frozenset(cuts), substitute=substitute)
     copy = Circuit(name)
@@ -51,6 +49,21 @@ def rebuild(
     for state_name, value in circuit.state_outputs.items():
         copy.state_output(state_name, copied[value])
     return copy
+
+
+def _substitutes(circuit: Circuit, replaced: Mapping[Value, Value]) -> dict[Value, Value]:
+    """Return what each replaced value is read as in the end, where one replacement is replaced itself."""
+    made_at = {value: index for index, value in enumerate(circuit.values)}
+    for old, new in replaced.items():
+        if old.type != new.type:
+            raise CircuitError(f"circuit {circuit.name!r}: {old!r} cannot be replaced by {new!r} of another type")
+        if made_at[new] >= made_at[old]:
+            raise CircuitError(f"circuit {circuit.name!r}: {old!r} cannot be replaced by {new!r}, which is made later")
+    ends = dict(replaced)
+    # a replacement is made before what it replaces, so its own end is known when values are gone through in order
+    for old in sorted(replaced, key=made_at.__getitem__):
+        ends[old] = ends.get(replaced[old], replaced[old])
+    return ends
 
 
 def _needed_values(

@@ -15,7 +15,7 @@ it refines (masked logits by logits), an optional output is dropped, and what on
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from circuit import BindingError, Circuit
+from circuit import BindingError, Circuit, CircuitError
 from compiler.passes.rebuild import rebuild
 
 
@@ -37,8 +37,10 @@ def step(
     """Return one draft's circuit: with `feedback` that of drafts 2..K, without it the first.
 
     `bypassed` maps a value to the one read in its place. Raises BindingError for an edge whose ends are missing or of
-    two types, CircuitError for a value that is not there.
+    two types, CircuitError for a value or an output to drop that is not there.
     """
+    if missing := [name for name in dropped_outputs if name not in circuit.outputs]:
+        raise CircuitError(f"circuit {circuit.name!r}: no output {missing[0]!r} to drop; it has {[*circuit.outputs]}")
     cuts = []
     for edge in feedback:
         if edge.source not in circuit.outputs:
