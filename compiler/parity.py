@@ -101,8 +101,7 @@ def _compare(edge: str, ours: Tensor, theirs: Tensor, *, step: int, bound: Bound
 def _compare_discrete(edge: str, ours: Tensor, theirs: Tensor, *, step: int) -> EdgeDifference:
     if ours.shape[:1] != theirs.shape[:1]:
         return _mismatch(edge, ours, step=step)
-    num_rows = ours.shape[0] if ours.dim() else 1
-    pairs = zip(ours.reshape(num_rows, -1).tolist(), theirs.reshape(num_rows, -1).tolist(), strict=True)
+    pairs = zip(_rows(ours), _rows(theirs), strict=True)
     differing = [row for row, (left, right) in enumerate(pairs) if _as_set(left) != _as_set(right)]
     return EdgeDifference(
         edge=edge,
@@ -116,6 +115,10 @@ def _compare_discrete(edge: str, ours: Tensor, theirs: Tensor, *, step: int) -> 
         is_bitwise_equal=not differing,
         is_within_bound=not differing,
     )
+
+
+def _rows(ids: Tensor) -> list[list[int]]:
+    return ids.reshape(ids.shape[0] if ids.dim() else 1, math.prod(ids.shape[1:])).tolist()
 
 
 def _as_set(ids: list[int]) -> set[int]:
