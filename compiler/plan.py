@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def plan_program(circuit: Circuit, *, name: str, backend: str, dims: Mapping[str
         "circuit": to_text(bound),
         "calls": [(call.node_type, call.lowering, call.numerics) for call in calls],
         "backend": backend,
-        "sources": _sources_digest(backend),
+        "sources": sources_digest(backend),
         "torch": torch.__version__,
     }
     return ProgramPlan(
@@ -98,6 +99,17 @@ def plan_program(circuit: Circuit, *, name: str, backend: str, dims: Mapping[str
         unfired_rules=UNFIRED_RULES.get(backend, {}),
         digest=hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest(),
     )
+
+
+@cache
+def sources_digest(backend: str) -> str:
+    """Return the SHA-256 of a backend's sources: two versions of it make two artifacts of one circuit."""
+    folder = Path(__file__).parent / backend
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def read_plan(path: Path) -> Plan:
@@ -128,10 +140,3 @@ def _call_plan(call: Call, backend: str) -> CallPlan:
         bytes_read=cost.bytes_read,
         bytes_written=cost.bytes_written,
     )
-
-
-def _sources_digest(backend: str) -> str:
-    digest = hashlib.sha256()
-    for path in sorted((Path(__file__).parent / backend).rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -32,6 +32,19 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+class Backend(StrEnum):
+    """What can run a circuit: the interpreter over the nodes' references, or compiled programs."""
+
+    REFERENCE = "reference"
+    INDUCTOR = "inductor"
+
+
+class CompilerBackend(StrEnum):
+    """What a circuit can be compiled by."""
+
+    INDUCTOR = "inductor"
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")]
 Checkpoint = Annotated[
@@ -40,6 +53,20 @@ Checkpoint = Annotated[
 Drafts = Annotated[int, typer.Option(min=1, max=MAX_NUM_DRAFTS, metavar="K", help="Tokens to draft per round.")]
 MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to generate.")]
 Dtype = Annotated[Precision, typer.Option(help="What weights and activations are held in.")]
+# what a checkpoint or an artifact is run with: where nothing is said, an artifact knows
+CheckpointOrArtifact = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT|DIR", help="A checkpoint folder, or what `circuit compile` made of one.")
+]
+MaybeDrafts = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MAX_NUM_DRAFTS, metavar="K", help=f"Tokens to draft per round; {DEFAULT_NUM_DRAFTS}, or as compiled."
+    ),
+]
+MaybeDtype = Annotated[
+    Precision | None, typer.Option(help="What weights and activations are held in; f32, or as compiled.")
+]
+MaybeBackend = Annotated[Backend | None, typer.Option(help="What runs the circuit; see docs/compiling.md.")]
 
 
 def _print_version(is_asked: bool) -> None:
@@ -67,6 +94,7 @@ def demo(
     prompts: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the shipped prompts to run.")] = 3,
     drafts: Drafts = DEFAULT_NUM_DRAFTS,
     max_tokens: MaxTokens = 96,
+    backend: MaybeBackend = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -76,8 +104,18 @@ def demo(
     """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
+        from drafts.commands.artifacts import BackendChoice
         from drafts.commands.demo import demo as body
-    if not body(model, screen, prompt=prompt, num_prompts=prompts, num_drafts=drafts, max_tokens=max_tokens):
+    is_same = body(
+        model,
+        screen,
+        prompt=prompt,
+        num_prompts=prompts,
+        num_drafts=drafts,
+        max_tokens=max_tokens,
+        backend=BackendChoice(None if backend is None else backend.value, _cache_folder()),
+    )
+    if not is_same:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -152,9 +190,9 @@ def show(
 
 @app.command()
 def run(
-    checkpoint: Checkpoint,
+    model: CheckpointOrArtifact,
     prompt: Annotated[str, typer.Option(help="The text to continue.")],
-    drafts: Drafts = DEFAULT_NUM_DRAFTS,
+    drafts: MaybeDrafts = None,
     max_tokens: MaxTokens = 64,
     is_circuit: Annotated[bool, typer.Option("--circuit/--eager", help="Which form of the drafter to run.")] = True,
     temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="0 decodes greedily.")] = 0.0,
@@ -162,37 +200,131 @@ def run(
         float, typer.Option(min=0.0, max=1.0, metavar="P", help="Sample from the likeliest tokens of this mass.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, metavar="S", help="Seed of the sampling.")] = 0,
-    dtype: Dtype = Precision.F32,
+    dtype: MaybeDtype = None,
+    backend: MaybeBackend = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="CHECKPOINT", help="Where an artifact's weights lie, if they were moved.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a prompt: the drafter guesses, the target decides."""
+    """Continue a prompt: the drafter guesses, the target decides.
+
+    A checkpoint's circuit is compiled into a cache folder the first time; without a C++ compiler it is interpreted.
+    """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
+        from drafts.commands.artifacts import BackendChoice
         from drafts.commands.run import RunOptions
         from drafts.commands.run import run as body
-    options = RunOptions(prompt, drafts, max_tokens, is_circuit, temperature, top_p, seed, dtype.value)
-    body(checkpoint, options, screen=screen)
+    options = RunOptions(
+        prompt=prompt,
+        num_drafts=drafts,
+        max_tokens=max_tokens,
+        is_circuit=is_circuit,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        dtype_name=None if dtype is None else dtype.value,
+        backend=BackendChoice(None if backend is None else backend.value, _cache_folder()),
+        checkpoint=checkpoint,
+    )
+    body(model, options, screen=screen)
 
 
 @app.command()
 def parity(
-    checkpoint: Checkpoint,
+    model: CheckpointOrArtifact,
     prompt: Annotated[str | None, typer.Option(help="Your own prompt instead of the built-in ones.")] = None,
-    drafts: Drafts = DEFAULT_NUM_DRAFTS,
-    dtype: Dtype = Precision.F32,
+    drafts: MaybeDrafts = None,
+    dtype: MaybeDtype = None,
+    backend: MaybeBackend = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare the eager drafter and the circuit, edge by edge.
 
-    Both draft after real prompts; exits with 1 when an edge is out of bound or an id differs.
+    Both draft after real prompts; exits with 1 when an edge is out of bound or an id differs. Compiled programs show
+    ids and cache rows, no edges in between.
     """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
+        from drafts.commands.artifacts import BackendChoice
         from drafts.commands.parity import parity as body
-    if not body(checkpoint, screen, prompt=prompt, num_drafts=drafts, dtype_name=dtype.value):
+    is_ok = body(
+        model,
+        screen,
+        prompt=prompt,
+        num_drafts=drafts,
+        dtype_name=None if dtype is None else dtype.value,
+        backend=BackendChoice(None if backend is None else backend.value, _cache_folder()),
+    )
+    if not is_ok:
         raise typer.Exit(EXIT_FAILED)
+
+
+@app.command(name="compile")
+def compile_(
+    checkpoint: Checkpoint,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")],
+    drafts: Drafts = DEFAULT_NUM_DRAFTS,
+    batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences side by side, one program each.")] = "1,2,4",
+    context: Annotated[
+        str | None, typer.Option(metavar="ROWS,...", help="Longest sequences, one program each; 1024 by default.")
+    ] = None,
+    backend: Annotated[CompilerBackend, typer.Option(help="What compiles.")] = CompilerBackend.INDUCTOR,
+    dtype: Dtype = Precision.F32,
+    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Programs built at once; one a core.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compile a checkpoint's drafter to native programs.
+
+    Needs a C++ compiler; what it makes runs without one, on this kind of CPU and this version of torch.
+    """
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch"):
+        from drafts.commands.compile import CompileOptions, compile_checkpoint
+    options = CompileOptions(drafts, batch, context, dtype.value, jobs)
+    compile_checkpoint(checkpoint, output, options, screen)
+
+
+@app.command()
+def inspect(
+    artifact: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `circuit compile` wrote.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what an artifact holds.
+
+    Its programs, sizes and digests, where it can run, and how each node was lowered.
+    """
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch"):
+        from drafts.commands.describe import describe
+    describe(artifact, screen)
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A document, a checkpoint folder or an artifact.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two circuits, or what was compiled of them; exits with 1 when they differ."""
+    screen = Screen(as_json=as_json)
+    with screen.step("loading torch"):
+        from drafts.commands.diff import diff as body
+    if not body(a, b, screen):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _cache_folder() -> Path:
+    """Where artifacts lie that are compiled on demand: draft-circuit in $XDG_CACHE_HOME, or in ~/.cache without it."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    # the base directory specification has relative paths ignored
+    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "draft-circuit"
 
 
 def main() -> None:

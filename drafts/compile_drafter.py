@@ -1,45 +1,37 @@
-"""Compile a checkpoint's drafter into an artifact, and load one again in a process that has no compiler."""
+"""Compile a checkpoint's drafter into an artifact."""
 
-import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from circuit import CircuitError, save_document, to_text
+from circuit import CircuitError, dtype_name, save_document, to_text
 from compiler.artifact import (
     CIRCUIT,
     FORMAT,
+    PACKAGES,
+    PLAN,
     Manifest,
     ProgramRecord,
     digest_of,
     file_digest,
     machine_fields,
-    read_manifest,
     write_manifest,
 )
-from compiler.inductor import BuildJob, PackagedProgram, build_packages
-from drafts.binding import DraftBinding
-from drafts.compiled_runner import CompiledRunner
-from drafts.decisions import Decisions
-from drafts.programs import ProgramKey, program_circuit, program_dims, program_keys
+from compiler.artifact_folder import check_output, replacing
+from compiler.inductor import BuildJob, build_packages, require_cxx_compiler
+from compiler.plan import Plan, plan_program, sources_digest
+from drafts.binding import DraftBinding, not_modelled
+from drafts.programs import CONTEXT_ROWS, ProgramKey, program_circuit, program_dims, program_keys
 from drafts.proposer import DraftProposer
+from drafts.weight_digests import weight_digests
 
-DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SAMPLED_ELEMENTS = 16384  # of each weight, for its fingerprint
+COMPILED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ONE_THREAD_BYTES = 8 << 20  # below it a second thread waits longer at barriers than it saves
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledDrafter:
-    """A drafter loaded from an artifact: its proposer with the compiled circuit swapped in."""
-
-    manifest: Manifest
-    proposer: DraftProposer
-    runner: CompiledRunner
+# the cache's own extent stays open; these only stand in for it while a program is traced or counted
+OPEN_SIZES = {"num_blocks": 7, "num_sequences": 3}
 
 
 def compile_drafter(
@@ -50,86 +42,71 @@ def compile_drafter(
     num_drafts: int,
     batches: Sequence[int],
     contexts: Sequence[int],
+    context_rows: Sequence[int] = CONTEXT_ROWS,
     num_workers: int | None = None,
-    on_built: Callable[[str, int], None] | None = None,
+    on_built: Callable[[str, float], None] | None = None,
 ) -> Manifest:
     """Compile the drafter of `proposer` into the folder `output`; returns its manifest.
 
-    A chain of `num_drafts` per batch and context (in rows), and context programs. `on_built` is told each program's
-    name and how many there are. Raises CircuitError when the circuit does not model the drafter, LoweringError for a
-    package that failed; the manifest is written last, so an unfinished folder is no artifact.
+    A chain of `num_drafts` per batch and context (in rows), and programs for so many `context_rows` at a time;
+    `on_built` is told each program's name and the seconds it took. `output` appears when all of it is done: an artifact
+    that lies there is replaced then, and a compile that fails leaves it as it was. Raises CircuitError for a folder
+    with other files and for a drafter that the circuit does not model, LoweringError without a C++ compiler and for a
+    package that failed.
     """
+    binding = bound_circuit(proposer, checkpoint)
+    keys = program_keys(binding, num_drafts=num_drafts, batches=batches, contexts=contexts, context_rows=context_rows)
+    check_output(output)
+    require_cxx_compiler()
+    with replacing(output) as folder:
+        jobs = _jobs(binding, keys, folder / PACKAGES)
+        build_packages(
+            jobs,
+            num_workers=min(num_workers or os.cpu_count() or 1, len(jobs)),
+            on_built=None if on_built is None else lambda job, seconds: on_built(job.path.stem, seconds),
+        )
+        save_document(binding.circuit, folder / CIRCUIT)
+        plans = tuple(
+            plan_program(job.circuit, name=key.name, backend="inductor", dims=job.dims)
+            for key, job in zip(keys, jobs, strict=True)
+        )
+        plan = Plan(backend="inductor", programs=plans)
+        (folder / PLAN).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        fields = {
+            **_fields(binding),
+            "checkpoint": os.path.relpath(checkpoint.resolve(), folder),
+            "circuit_sha256": file_digest(folder / CIRCUIT),
+            "plan_sha256": file_digest(folder / PLAN),
+        }
+        return write_manifest(folder, fields, [_record(binding, key, job) for key, job in zip(keys, jobs, strict=True)])
+
+
+def bound_circuit(proposer: DraftProposer, checkpoint: Path) -> DraftBinding:
+    """Return the proposer's circuit to compile; CircuitError names what it does not model."""
     binding = proposer.circuit_draft()
     if binding is None:
-        raise CircuitError(f"{checkpoint}: the circuit does not model this drafter; run it eager")
+        gaps = "; ".join(not_modelled(proposer.config))
+        raise CircuitError(f"{checkpoint}: the circuit does not model {gaps}; run with --eager")
+    if proposer.config.dtype not in COMPILED_DTYPES.values():
+        found = dtype_name(proposer.config.dtype)
+        raise CircuitError(f"{checkpoint}: expected f32 or bf16 to compile in, got {found}; choose one with --dtype")
+    return binding
+
+
+def compile_key(binding: DraftBinding, *, num_drafts: int, batches: Sequence[int], contexts: Sequence[int]) -> str:
+    """Return a digest of all that decides what a compile makes, known before it: the name of a cached artifact."""
     keys = program_keys(binding, num_drafts=num_drafts, batches=batches, contexts=contexts)
-    folder = output / "packages"
-    folder.mkdir(parents=True, exist_ok=True)
-    num_threads = threads_for(binding)
-    jobs = [
-        BuildJob(
-            circuit=program_circuit(binding, key),
-            # the cache's own extent stays open
-            dims={**program_dims(binding, key), "num_blocks": 7, "num_sequences": 3},
-            num_threads=num_threads,
-            path=folder / f"{key.name}.pt2",
-        )
-        for key in keys
-    ]
-    build_packages(
-        jobs,
-        num_workers=num_workers or os.cpu_count() or 1,
-        on_built=None if on_built is None else lambda job: on_built(job.path.stem, len(jobs)),
-    )
-    save_document(binding.circuit, output / CIRCUIT)
-    records = [_record(binding, key, job) for key, job in zip(keys, jobs, strict=True)]
-    return write_manifest(output, _fields(binding, checkpoint, output), records)
-
-
-def load_compiled(
-    folder: Path, *, checkpoint: Path | None = None, max_seq_len: int | None = None, num_sequences: int = 1
-) -> CompiledDrafter:
-    """Load an artifact over its checkpoint's weights; needs no compiler.
-
-    `checkpoint` defaults to where the manifest says it was. Raises CircuitError, one line, for an artifact that is
-    damaged or of another machine, and for a checkpoint whose weights are not those it was compiled for.
-    """
-    manifest = read_manifest(folder)
-    weights_at = checkpoint or (folder / manifest.checkpoint).resolve()
-    recorded = manifest.binding
-    proposer = DraftProposer.from_checkpoint(
-        weights_at,
-        dtype=DTYPE_NAMES[str(recorded["dtype"])],
-        decisions=Decisions.model_validate({name: recorded[name] for name in Decisions.model_fields}),
-        max_seq_len=max_seq_len or max(program.max_rows for program in manifest.programs),
-        max_num_drafts=int(recorded["max_num_drafts"]),
-        num_sequences=num_sequences,
-    )
-    if weights_fingerprint(proposer.weights) != manifest.weights_fingerprint:
-        raise CircuitError(f"{weights_at}: not the weights that {folder} was compiled for; name its own checkpoint")
-    binding = proposer.circuit_draft()
-    if binding is None or digest_of(to_text(binding.circuit)) != manifest.circuit_digest:
-        raise CircuitError(f"{folder}: compiled from another circuit than this version declares; compile again")
-    runner = CompiledRunner(binding, _load_programs(folder, manifest, binding), backend=manifest.backend)
-    proposer.set_circuit_draft(runner)
-    return CompiledDrafter(manifest, proposer, runner)
+    return digest_of(json.dumps({**_fields(binding), "programs": [key.name for key in keys]}, sort_keys=True))
 
 
 def touched_bytes(binding: DraftBinding, *, num_rows: int, context: int) -> int:
-    """Return the bytes of weights and cache that one draft of `num_rows` sequences with `context` rows reads."""
-    config = binding.config
-    idle = 1.0 - config.num_experts_per_tok / config.n_routed_experts
-    shares = {
-        "embed_tokens": num_rows / config.vocab_size,
-        # distinct experts, when every row draws its own uniformly
-        "mlp.experts.gate_up_proj": 1.0 - idle**num_rows,
-        "mlp.experts.down_proj": 1.0 - idle**num_rows,
-    }
-    weights = sum(round(weight.nbytes * shares.get(name, 1.0)) for name, weight in binding.weights.items())
-    pools = context // config.index_kpool
-    selected = min(context, config.selected_width)
-    row_bytes = config.kv_lora_rank * selected + config.index_head_dim * pools
-    return weights + num_rows * row_bytes * config.dtype.itemsize
+    """Return the bytes that one draft of `num_rows` sequences with `context` rows reads, as the nodes' costs say."""
+    size = binding.state_layout.block_size
+    key = ProgramKey("chain", 1, num_rows, max(1, -(-context // size)) * size)
+    dims = program_dims(binding, key)
+    extent = {"num_blocks": num_rows * dims["max_blocks"] + 1, "num_sequences": num_rows + 1}
+    circuit = program_circuit(binding, key)
+    return plan_program(circuit, name=key.name, backend="inductor", dims={**dims, **extent}).bytes_read
 
 
 def threads_for(binding: DraftBinding) -> int:
@@ -138,26 +115,18 @@ def threads_for(binding: DraftBinding) -> int:
     return 1 if touched <= ONE_THREAD_BYTES else os.cpu_count() or 1
 
 
-def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return a hash of the weights' names, dtypes, shapes and an even sample of their values."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        flat = weight.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // SAMPLED_ELEMENTS)].contiguous().cpu()
-        digest.update(f"{name} {weight.dtype} {list(weight.shape)};".encode())
-        digest.update(sample.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _load_programs(folder: Path, manifest: Manifest, binding: DraftBinding) -> dict[ProgramKey, PackagedProgram]:
-    programs = {}
-    for record in manifest.programs:
-        key = ProgramKey(record.kind, record.num_drafts, record.num_rows, record.max_rows)
-        circuit = program_circuit(binding, key)
-        if digest_of(to_text(circuit)) != record.circuit_digest:
-            raise CircuitError(f"{folder}: {record.name} was compiled from another circuit; compile again")
-        programs[key] = PackagedProgram(circuit, record.dims, folder / record.file)
-    return programs
+def _jobs(binding: DraftBinding, keys: Sequence[ProgramKey], folder: Path) -> list[BuildJob]:
+    folder.mkdir()
+    num_threads = threads_for(binding)
+    return [
+        BuildJob(
+            circuit=program_circuit(binding, key),
+            dims={**program_dims(binding, key), **OPEN_SIZES},
+            num_threads=num_threads,
+            path=folder / f"{key.name}.pt2",
+        )
+        for key in keys
+    ]
 
 
 def _record(binding: DraftBinding, key: ProgramKey, job: BuildJob) -> ProgramRecord:
@@ -170,19 +139,19 @@ def _record(binding: DraftBinding, key: ProgramKey, job: BuildJob) -> ProgramRec
         dims=program_dims(binding, key),
         num_threads=job.num_threads,
         circuit_digest=digest_of(to_text(job.circuit)),
-        file=f"packages/{job.path.name}",
+        file=f"{PACKAGES}/{job.path.name}",
         file_sha256=file_digest(job.path),
     )
 
 
-def _fields(binding: DraftBinding, checkpoint: Path, output: Path) -> dict[str, object]:
+def _fields(binding: DraftBinding) -> Mapping[str, object]:
     layout = binding.state_layout
     return {
         "format": FORMAT,
         "backend": "inductor",
         **machine_fields(),
-        "checkpoint": os.path.relpath(checkpoint.resolve(), output.resolve()),
-        "weights_fingerprint": weights_fingerprint(binding.weights),
+        "compiler_digest": sources_digest("inductor"),
+        "weights": weight_digests(binding.weights),
         "binding": {
             **binding.decisions.model_dump(),
             "dtype": str(binding.config.dtype).removeprefix("torch."),

@@ -15,7 +15,7 @@ from drafts.binding import DraftBinding
 from drafts.cache import DrafterCache
 from drafts.path import Drafts
 from drafts.programs import ProgramKey, ProgramKind
-from drafts.runner import DraftRunner, check_rows, row_inputs, state_tensors
+from drafts.runner import DraftRunner, check_chain, check_rows, row_inputs, state_tensors
 
 _log = logging.getLogger("circuit")
 
@@ -81,11 +81,11 @@ class CompiledRunner:
         has_confidence: bool = False,
     ) -> Drafts:
         """Draft a chain per row; see DraftPath."""
+        check_chain(self.binding, rows, cache, num_drafts=num_drafts)
         fit = None
         if grammar is not None or has_confidence:
             self._count_fallback("grammar masks and confidences")
         else:
-            check_rows(self.binding, rows, cache, lookahead=num_drafts - 1)
             fit = self._fit("chain", rows, num_drafts=num_drafts)
         if fit is None:
             return self._interpreted.draft(

@@ -10,6 +10,8 @@ from drafts.binding import DraftBinding
 
 ProgramKind = Literal["chain", "context"]
 
+CONTEXT_ROWS = (4, 64)  # a round's catch-up, and a prefill's part
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProgramKey:
@@ -55,7 +57,7 @@ def program_keys(
     num_drafts: int,
     batches: Sequence[int],
     contexts: Sequence[int],
-    context_rows: Sequence[int] = (4, 64),
+    context_rows: Sequence[int] = CONTEXT_ROWS,
 ) -> tuple[ProgramKey, ...]:
     """Return the programs of a compile: a chain per batch and context bucket, context rows per bucket, sorted.
 

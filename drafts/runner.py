@@ -71,14 +71,7 @@ class DraftRunner:
 
         `ValueError` for rows beyond the block table, or for more drafts than the state was laid out for.
         """
-        if not 1 <= num_drafts <= self.binding.state_layout.max_num_drafts:
-            raise ValueError(
-                f"DraftRunner.draft: expected 1 to {self.binding.state_layout.max_num_drafts} drafts, got {num_drafts}"
-            )
-        check_rows(self.binding, rows, cache, lookahead=num_drafts - 1)
-        live = rows.sequence[rows.sequence > 0]
-        if live.unique().numel() != live.numel():
-            raise ValueError("DraftRunner.draft: expected one row per sequence, got two of one; draft them in turn")
+        check_chain(self.binding, rows, cache, num_drafts=num_drafts)
         fed = row_inputs(rows)
         states = state_tensors(cache)
         ids, confidences = [], []
@@ -131,6 +124,19 @@ def check_rows(binding: DraftBinding, rows: RowBatch, cache: DrafterCache, *, lo
         num_sequences=cache.num_sequences,
         lookahead=lookahead,
     )
+
+
+def check_chain(binding: DraftBinding, rows: RowBatch, cache: DrafterCache, *, num_drafts: int) -> None:
+    """Hold what check_rows does, the number of drafts, and that no sequence has two rows; ValueError."""
+    limit = binding.state_layout.max_num_drafts
+    if not 1 <= num_drafts <= limit:
+        raise ValueError(f"DraftRunner.draft: expected 1 to {limit} drafts, got {num_drafts}")
+    check_rows(binding, rows, cache, lookahead=num_drafts - 1)
+    if rows.num_rows < 2:
+        return
+    live = rows.sequence[rows.sequence > 0]
+    if live.unique().numel() != live.numel():
+        raise ValueError("DraftRunner.draft: expected one row per sequence, got two of one; draft them in turn")
 
 
 def row_inputs(rows: RowBatch) -> dict[str, Tensor]:

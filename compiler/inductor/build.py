@@ -1,6 +1,7 @@
 """Build several packages side by side, each in a process of its own: a compile keeps one core busy."""
 
 import multiprocessing
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ class BuildJob:
 
 
 def build_packages(
-    jobs: Sequence[BuildJob], *, num_workers: int, on_built: Callable[[BuildJob], None] | None = None
+    jobs: Sequence[BuildJob], *, num_workers: int, on_built: Callable[[BuildJob, float], None] | None = None
 ) -> None:
-    """Build every job's file; `on_built` is called as each is done, in this process.
+    """Build every job's file; `on_built` is told each as it is done, and its seconds, in this process.
 
     Raises LoweringError that names the package that failed; files already built stay.
     """
@@ -43,16 +44,21 @@ def build_packages(
                 if (error := future.exception()) is not None:
                     raise LoweringError(f"package {job.path.name}: {_first_line(error)}") from error
                 if on_built is not None:
-                    on_built(job)
+                    on_built(job, future.result())
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _build(document: dict[str, Any], dims: dict[str, int], num_threads: int, path: str) -> None:
+def _build(document: dict[str, Any], dims: dict[str, int], num_threads: int, path: str) -> float:
     torch.set_num_threads(1)
+    began = time.perf_counter()
     build_package(from_document(document), dims, Path(path), num_threads=num_threads)
+    return time.perf_counter() - began
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    """The line that says most: a C++ compiler's own first error, else the message's first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    of_compiler = [line for line in lines if "error: " in line]
+    return f"{type(error).__name__}: {(of_compiler or lines)[0]}"

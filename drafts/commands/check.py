@@ -1,4 +1,4 @@
-"""`circuit check`: whether a document is a legal circuit, or a checkpoint has what the drafter needs."""
+"""`circuit check`: whether a document is a legal circuit, a checkpoint complete, an artifact whole."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,8 @@ from rich.text import Text
 
 import nodes  # noqa: F401 - documents name nodes, and importing them declares them
 from circuit import Circuit, dtype_name, load_document, verify
+from compiler.artifact import CIRCUIT, PLAN, read_manifest
+from compiler.plan import read_plan
 from drafts.binding import not_modelled
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.checkpoint import TensorHeader
@@ -21,8 +23,9 @@ from drafts.weights import check_weights, head_weight_specs, unused_layer_tensor
 
 
 def check(path: Path, screen: Screen) -> None:
-    """Check the document or checkpoint at `path` and print what it holds; CircuitError names the first fault."""
-    record = _check_document(path, screen) if kind_of(path) == "document" else _check_checkpoint(path, screen)
+    """Check what lies at `path` and print what it holds; CircuitError names the first fault."""
+    checks = {"document": _check_document, "checkpoint": _check_checkpoint, "artifact": _check_artifact}
+    record = checks[kind_of(path)](path, screen)
     screen.emit({"ok": True, "path": str(path), **record})
     screen.out.print(Text("ok", style="bold green"))
 
@@ -88,6 +91,23 @@ def _check_checkpoint(path: Path, screen: Screen) -> dict[str, Any]:
         "decisions": decision_record(decisions),
         "not_modelled": gaps,
     }
+
+
+def _check_artifact(path: Path, screen: Screen) -> dict[str, Any]:
+    manifest = read_manifest(path)
+    read_plan(path / PLAN)
+    verify(load_document(path / CIRCUIT))
+    screen.out.print(Text.assemble((str(path), "bold"), f"  artifact {manifest.digest[:16]}\n"), soft_wrap=True)
+    screen.out.print(
+        facts(
+            {
+                "programs": ", ".join(program.name for program in manifest.programs),
+                "holds": "format, versions, CPU, and every file's hash; its checkpoint is checked when it runs",
+            }
+        )
+    )
+    screen.out.print()
+    return {"kind": "artifact", "digest": manifest.digest, "programs": [one.name for one in manifest.programs]}
 
 
 def circuit_counts(circuit: Circuit) -> dict[str, int]:

@@ -8,12 +8,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from drafts.commands.artifacts import BackendChoice, cached_artifact
 from drafts.commands.metrics import draft_ms, target_ms
 from drafts.commands.prompts import Prompt, demo_checkpoint, demo_prompts
 from drafts.commands.screen import Screen, plural
 from drafts.commands.session import Form, Session, load_session
 from drafts.commands.stream import DRAFTED, OWN, PROMPT, TokenStream
 from drafts.generation import Comparison, Generation, SpeculationMetrics, combine_metrics, compare_to_plain
+from drafts.load_compiled import Artifact
 from drafts.proposer import DraftProposer
 
 WARM_UP_TOKENS = 8
@@ -43,17 +45,30 @@ class Decoded:
 
 
 def demo(
-    model: Path | None, screen: Screen, *, prompt: str | None, num_prompts: int, num_drafts: int, max_tokens: int
+    model: Path | None,
+    screen: Screen,
+    *,
+    prompt: str | None,
+    num_prompts: int,
+    num_drafts: int,
+    max_tokens: int,
+    backend: BackendChoice,
 ) -> bool:
-    """Decode each prompt three ways, show the circuit's text as it comes, and compare; True when all texts are one."""
+    """Decode each prompt three ways, show the circuit's text as it comes, and compare; True when all texts are one.
+
+    A backend left open takes programs that are compiled already, and compiles none: the demo is short.
+    """
     if prompt == "":
         raise ValueError("--prompt: expected some text, got none; give the text to continue")
     session = load_session(model or demo_checkpoint(), screen)
     prompts = demo_prompts(num_prompts) if prompt is None else [Prompt("", prompt)]
     encoded = [session.encode(one.text, max_new_tokens=max_tokens) for one in prompts]
-    _print_title(screen, session, num_drafts=num_drafts, max_tokens=max_tokens)
     num_tokens = max(map(len, encoded)) + max_tokens
-    show = _Show(session, screen, num_tokens=num_tokens, num_drafts=num_drafts, max_tokens=max_tokens)
+    artifact = cached_artifact(session, screen, backend, num_tokens=num_tokens, num_drafts=num_drafts, compiles=False)
+    _print_title(screen, session, num_drafts=num_drafts, max_tokens=max_tokens)
+    show = _Show(
+        session, screen, num_tokens=num_tokens, num_drafts=num_drafts, max_tokens=max_tokens, artifact=artifact
+    )
     show.warm_up(encoded[0])
     decoded = []
     for index, (one, tokens) in enumerate(zip(prompts, encoded, strict=True), start=1):
@@ -71,11 +86,22 @@ def demo(
 class _Show:
     """The two drafters over one session; each prompt goes plain, eager and circuit in turn, so that times compare."""
 
-    def __init__(self, session: Session, screen: Screen, *, num_tokens: int, num_drafts: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        screen: Screen,
+        *,
+        num_tokens: int,
+        num_drafts: int,
+        max_tokens: int,
+        artifact: Artifact | None,
+    ) -> None:
         self._session, self._screen = session, screen
         self._num_drafts, self._max_tokens = num_drafts, max_tokens
         self._eager, _ = session.drafter("eager", num_tokens=num_tokens, num_drafts=num_drafts)
-        self._circuit, self._watch = session.drafter("circuit", num_tokens=num_tokens, num_drafts=num_drafts)
+        self._circuit, self._watch = session.drafter(
+            "circuit", num_tokens=num_tokens, num_drafts=num_drafts, artifact=artifact
+        )
 
     def warm_up(self, tokens: list[int]) -> None:
         """Decode a few tokens each way: first calls are slow and say nothing."""

@@ -1,5 +1,6 @@
 """`circuit parity`: the eager drafter and the circuit side by side over real prompts, edge by edge."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler import EdgeDifference, worst_edge
+from drafts.commands.artifacts import BackendChoice, cached_artifact, num_drafts_of, open_session
 from drafts.commands.prompts import demo_prompts
 from drafts.commands.screen import Screen, plural
-from drafts.commands.session import Session, load_session
+from drafts.commands.session import DTYPE_NAMES, Session
+from drafts.load_compiled import Artifact
 from drafts.parity import ParityReport, Prompt, compare_eager_with_circuit
+from drafts.program_parity import compare_eager_with_programs
 from drafts.proposer import DraftProposer
 
 # each prompt is cut at this many neighbouring lengths, so that every place within a pool of 4 is drafted from
@@ -20,29 +24,45 @@ NUM_PROMPTS = 3
 SHOWN_EDGES = 8
 
 
-def parity(folder: Path, screen: Screen, *, prompt: str | None, num_drafts: int, dtype_name: str) -> bool:
-    """Compare every edge of every draft, print the widest differences, and return whether all are within bound."""
+def parity(
+    folder: Path,
+    screen: Screen,
+    *,
+    prompt: str | None,
+    num_drafts: int | None,
+    dtype_name: str | None,
+    backend: BackendChoice,
+) -> bool:
+    """Compare every edge of every draft, print the widest differences, and return whether all are within bound.
+
+    Compiled programs, of an artifact or with the inductor backend, show ids and cache rows; interpreted, every edge.
+    """
     if prompt == "":
         raise ValueError("--prompt: expected some text, got none; give the text to draft after")
-    session = load_session(folder, screen, dtype_name=dtype_name)
+    session, artifact = open_session(folder, screen, dtype_name=dtype_name, checkpoint=None)
+    num_drafts = num_drafts_of(num_drafts, artifact)
     texts = [one.text for one in demo_prompts(NUM_PROMPTS)] if prompt is None else [prompt]
     prompts = [cut for text in texts for cut in _cuts(session, text, num_drafts=num_drafts)]
     longest = max(len(cut.tokens) for cut in prompts)
-    proposer = DraftProposer(
-        session.config, session.weights, session.decisions, max_seq_len=longest, max_num_drafts=num_drafts
-    )
+    if backend.backend == "reference":
+        artifact = None
+    elif backend.backend == "inductor" and artifact is None:
+        artifact = cached_artifact(session, screen, backend, num_tokens=longest, num_drafts=num_drafts)
+    compare = _comparison(session, artifact, longest=longest, num_drafts=num_drafts)
     reports = []
     with screen.bar("drafting with both", len(prompts)) as advance:
         for cut in prompts:
-            reports.append(compare_eager_with_circuit(proposer, [cut], num_drafts=num_drafts))
+            reports.append(compare(cut))
             advance(1)
     edges = _widest([edge for report in reports for edge in report.edges])
     is_ok = all(report.ok for report in reports)
     worst = worst_edge(edges)
-    _print(screen, reports, edges, folder=folder, dtype_name=dtype_name)
+    path = "circuit" if artifact is None else f"circuit:{artifact.manifest.backend}"
+    _print(screen, reports, edges, title=f"{folder}  eager against {path}, {DTYPE_NAMES[session.config.dtype]}")
     screen.emit(
         {
             "ok": is_ok,
+            "path": path,
             "ids_equal": all(report.ids_equal for report in reports),
             "worst_edge": None if worst is None else _edge_record(worst),
             "edges": [_edge_record(edge) for edge in edges],
@@ -53,6 +73,23 @@ def parity(folder: Path, screen: Screen, *, prompt: str | None, num_drafts: int,
         }
     )
     return is_ok
+
+
+def _comparison(
+    session: Session, artifact: Artifact | None, *, longest: int, num_drafts: int
+) -> Callable[[Prompt], ParityReport]:
+    """Return what compares one prompt: edge by edge with the interpreter, or by ids and cache with programs."""
+    proposer = DraftProposer(
+        session.config,
+        session.weights,
+        session.decisions,
+        max_seq_len=longest,
+        max_num_drafts=num_drafts if artifact is None else artifact.recorded.max_num_drafts,
+    )
+    if artifact is None:
+        return lambda prompt: compare_eager_with_circuit(proposer, [prompt], num_drafts=num_drafts)
+    programs = artifact.runner(proposer, checkpoint=session.folder)
+    return lambda prompt: compare_eager_with_programs(proposer, programs, [prompt], num_drafts=num_drafts)
 
 
 def _cuts(session: Session, text: str, *, num_drafts: int) -> list[Prompt]:
@@ -82,14 +119,11 @@ def _edge_record(edge: EdgeDifference) -> dict[str, Any]:
     return {"name": fields.pop("edge"), **fields}
 
 
-def _print(
-    screen: Screen, reports: list[ParityReport], edges: list[EdgeDifference], *, folder: Path, dtype_name: str
-) -> None:
+def _print(screen: Screen, reports: list[ParityReport], edges: list[EdgeDifference], *, title: str) -> None:
     bound = reports[0].bound
     num_drafts = sum(report.num_steps for report in reports)
     num_compared = sum(report.num_steps_compared for report in reports)
-    title = Text.assemble((str(folder), "bold"), f"  eager against circuit, {dtype_name}\n")
-    screen.out.print(title, soft_wrap=True)
+    screen.out.print(Text(f"{title}\n", style="bold"), soft_wrap=True)
     missed = [edge for edge in edges if not edge.is_within_bound]
     ranked = missed or sorted(edges, key=lambda edge: edge.relative_l2, reverse=True)[:SHOWN_EDGES]
     num_equal = sum(edge.is_bitwise_equal for edge in edges)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.text import Text
 
+from drafts.commands.artifacts import BackendChoice, cached_artifact, num_drafts_of, open_session
 from drafts.commands.metrics import metrics_lines, metrics_record
 from drafts.commands.screen import Screen
-from drafts.commands.session import load_session
 from drafts.commands.stream import TokenStream
 from drafts.generation import Generation
 from drafts.sampling import Sampling
@@ -16,29 +16,45 @@ from drafts.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What to continue and how; the sampling's numbers are checked by Sampling."""
+    """What to continue and how; the sampling's numbers are checked by Sampling.
+
+    `num_drafts` and `dtype_name` are None for what the artifact was compiled for, or the defaults; `checkpoint` holds
+    an artifact's weights where they are not where it says.
+    """
 
     prompt: str
-    num_drafts: int
+    num_drafts: int | None
     max_tokens: int
     is_circuit: bool
     temperature: float
     top_p: float
     seed: int
-    dtype_name: str
+    dtype_name: str | None
+    backend: BackendChoice
+    checkpoint: Path | None = None
 
 
 def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
-    """Print the prompt and its continuation as it is decoded, then what it took on standard error."""
+    """Print the prompt and its continuation as it is decoded, then what it took on standard error.
+
+    `folder` is a checkpoint, or an artifact, whose programs run then.
+    """
     if not options.prompt:
         raise ValueError("--prompt: expected some text, got none; give the text to continue")
     sampling = Sampling(options.temperature, options.top_p, options.seed)
-    session = load_session(folder, screen, dtype_name=options.dtype_name)
+    session, artifact = open_session(folder, screen, dtype_name=options.dtype_name, checkpoint=options.checkpoint)
+    num_drafts = num_drafts_of(options.num_drafts, artifact)
     prompt_tokens = session.encode(options.prompt, max_new_tokens=options.max_tokens)
+    num_tokens = len(prompt_tokens) + options.max_tokens
+    if not options.is_circuit or options.backend.backend == "reference":
+        artifact = None
+    elif artifact is None:
+        artifact = cached_artifact(session, screen, options.backend, num_tokens=num_tokens, num_drafts=num_drafts)
     proposer, watch = session.drafter(
         "circuit" if options.is_circuit else "eager",
-        num_tokens=len(prompt_tokens) + options.max_tokens,
-        num_drafts=options.num_drafts,
+        num_tokens=num_tokens,
+        num_drafts=num_drafts,
+        artifact=artifact,
     )
 
     def decode(on_token: Callable[[int], None]) -> Generation:
@@ -46,7 +62,7 @@ def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
             proposer,
             prompt_tokens,
             max_new_tokens=options.max_tokens,
-            num_drafts=options.num_drafts,
+            num_drafts=num_drafts,
             sampling=sampling,
             on_token=on_token,
         )
@@ -66,6 +82,7 @@ def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
         {
             "ok": True,
             "path": watch.name,
+            "artifact": None if artifact is None else str(artifact.folder),
             "prompt_tokens": len(prompt_tokens),
             "tokens": generation.tokens,
             "text": session.tokenizer.decode(generation.tokens),

@@ -30,6 +30,10 @@ class Screen:
             sys.stdout.write(json.dumps(_plain(record), allow_nan=False) + "\n")
             sys.stdout.flush()
 
+    def note(self, line: str) -> None:
+        """Say a line that is neither result nor error, on standard error."""
+        self.err.print(line, style="dim", soft_wrap=True)
+
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
         """Show that `what` is going on, with the seconds it takes; leaves nothing behind on a terminal."""

@@ -16,6 +16,8 @@ from drafts.commands.subject import checkpoint_folder
 from drafts.config import DraftConfig, read_config
 from drafts.decisions import Decisions, default_decisions
 from drafts.generation import Generation
+from drafts.load_compiled import Artifact
+from drafts.path import DraftPath
 from drafts.proposer import DraftProposer
 from drafts.runner import DraftRunner
 from drafts.sampling import Sampling
@@ -29,6 +31,7 @@ from drafts.weights import check_weights, head_weight_specs, load_weights
 NARROW_HIDDEN_SIZE = 1024
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 Form = Literal["eager", "circuit"]
 
 
@@ -57,20 +60,27 @@ class Session:
             )
         return tokens
 
-    def drafter(self, form: Form, *, num_tokens: int, num_drafts: int) -> tuple[DraftProposer, WatchedPath]:
-        """Return a drafter for a text of up to `num_tokens`, running in `form`, and the watch on its path."""
+    def drafter(
+        self, form: Form, *, num_tokens: int, num_drafts: int, artifact: Artifact | None = None
+    ) -> tuple[DraftProposer, WatchedPath]:
+        """Return a drafter for a text of up to `num_tokens`, running in `form`, and the watch on its path.
+
+        The circuit runs the artifact's programs, or interpreted without one.
+        """
         proposer = DraftProposer(
             self.config,
             self.weights,
             self.decisions,
             max_seq_len=min(num_tokens + num_drafts, self.config.max_position_embeddings),
-            max_num_drafts=num_drafts,
+            max_num_drafts=num_drafts if artifact is None else artifact.recorded.max_num_drafts,
         )
-        watch = WatchedPath(self._runner(proposer) if form == "circuit" else proposer.path)
+        watch = WatchedPath(self._runner(proposer, artifact) if form == "circuit" else proposer.path)
         proposer.set_circuit_draft(watch)
         return proposer, watch
 
-    def _runner(self, proposer: DraftProposer) -> DraftRunner:
+    def _runner(self, proposer: DraftProposer, artifact: Artifact | None) -> DraftPath:
+        if artifact is not None:
+            return artifact.runner(proposer, checkpoint=self.folder)
         binding = proposer.circuit_draft()
         if binding is None:
             gaps = "; ".join(not_modelled(self.config))
@@ -101,10 +111,15 @@ class Session:
         )
 
 
-def load_session(folder: Path, screen: Screen, *, dtype_name: str = "f32") -> Session:
-    """Load a checkpoint, the cheap checks first: config, tensor headers, tokenizer; then the tensors."""
+def load_session(
+    folder: Path, screen: Screen, *, dtype_name: str = "f32", decisions: Decisions | None = None
+) -> Session:
+    """Load a checkpoint, the cheap checks first: config, tensor headers, tokenizer; then the tensors.
+
+    `decisions` in place of the checkpoint's stated defaults.
+    """
     config = read_config(checkpoint_folder(folder), dtype=DTYPES[dtype_name])
-    decisions = default_decisions(config)
+    decisions = decisions or default_decisions(config)
     specs = head_weight_specs(config, target_norm=decisions.applies_target_norm)
     check_weights(folder, specs)
     tokenizer = load_tokenizer(folder)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 import nodes  # noqa: F401 - importing them declares them
 from circuit import CircuitError, Node, load_document, node_types, to_text
+from compiler.artifact import CIRCUIT
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.commands.screen import Screen
 from drafts.commands.subject import checkpoint_folder, kind_of
@@ -19,9 +20,10 @@ from drafts.glm5_next import mtp_head
 
 
 def show_circuit(path: Path, screen: Screen) -> None:
-    """Print the text form of the circuit at `path`: a document's own, or the head that a checkpoint asks for."""
-    if kind_of(path) == "document":
-        circuit = load_document(path)
+    """Print the text form of the circuit at `path`: a document's own, an artifact's, or the head of a checkpoint."""
+    kind = kind_of(path)
+    if kind != "checkpoint":
+        circuit = load_document(path / CIRCUIT if kind == "artifact" else path)
     else:
         config = read_config(checkpoint_folder(path))
         circuit = mtp_head(

@@ -1,25 +1,32 @@
-"""What a command is pointed at: a circuit document or a checkpoint folder."""
+"""What a command is pointed at: a circuit document, a checkpoint folder or an artifact."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
 from circuit import CircuitError
+from compiler.artifact import MANIFEST
 
 DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")
-Kind = Literal["document", "checkpoint"]
+Kind = Literal["document", "checkpoint", "artifact"]
 
 
 def kind_of(path: Path) -> Kind:
     """Tell by its form what `path` is; raises CircuitError for what is neither."""
     if (path / "config.json").is_file():
         return "checkpoint"
+    # a link that leads nowhere is a damaged artifact rather than none
+    if os.path.lexists(path / MANIFEST):
+        return "artifact"
     if path.is_dir():
         raise CircuitError(
-            f"{path}: expected a circuit document or a checkpoint folder, got a folder without config.json; "
-            "check the path"
+            f"{path}: expected a circuit document, a checkpoint folder or an artifact, got a folder without "
+            f"config.json or {MANIFEST}; check the path"
         )
     if not path.exists():
-        raise CircuitError(f"{path}: expected a circuit document or a checkpoint folder, got no such path; check it")
+        raise CircuitError(
+            f"{path}: expected a circuit document, a checkpoint folder or an artifact, got no such path; check it"
+        )
     if path.name == "config.json":
         raise CircuitError(f"{path}: expected a checkpoint folder, got its config.json; name the folder {path.parent}")
     if path.suffix not in DOCUMENT_SUFFIXES:
