@@ -1,7 +1,7 @@
 """Ahead-of-time packages: native code of one circuit at fixed sizes, built once and loaded without a compiler."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,14 @@ class _Port:
     sizes: tuple[int | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An axis of the argument at `port`."""
+
+    port: int
+    axis: int
+
+
 class PackagedProgram:
     """A loaded package of a circuit; runs on tensors by name and changes the states in place.
 
@@ -60,6 +68,7 @@ class PackagedProgram:
         self.circuit = circuit
         self.dims = dict(dims)
         self._ports = tuple(_port(value, dims) for value in argument_order(circuit))
+        self._open_dims = _open_dims(self._ports)
         self._checked_weights: dict[str, Tensor] = {}
         self._output_names = tuple(circuit.outputs)
         self._loaded = torch._inductor.aoti_load_package(str(path))
@@ -70,6 +79,14 @@ class PackagedProgram:
         """Return the outputs by name. `BindingError` for a tensor that is missing or does not fit."""
         tables = (inputs, states, weights)
         tensors = [self._checked(port, tables[port.table]) for port in self._ports]
+        for name, (first, *others) in self._open_dims.items():
+            size = tensors[first.port].shape[first.axis]
+            if any(tensors[other.port].shape[other.axis] != size for other in others):
+                got = ", ".join(
+                    f"{self._ports[place.port].value!r} {tensors[place.port].shape[place.axis]}"
+                    for place in (first, *others)
+                )
+                raise BindingError(f"package of {self.circuit.name!r}: expected one size of {name}, got {got}")
         results = self._loaded.loader.boxed_run(tensors)
         return dict(zip(self._output_names, results, strict=True))
 
@@ -104,3 +121,14 @@ def _port(value: Value, dims: Mapping[str, int]) -> _Port:
     bound = declared.bind(dims)
     sizes = tuple(int(dim) if dim.is_Integer else None for dim in bound.shape)
     return _Port(value, {"input": 0, "state": 1, "weight": _WEIGHTS}[value.kind], declared.dtype, sizes)
+
+
+def _open_dims(ports: Sequence[_Port]) -> dict[str, tuple[_Place, ...]]:
+    """Where each dim stands that the package leaves open, if in several places: all of them index one extent."""
+    places: dict[str, list[_Place]] = {}
+    for index, port in enumerate(ports):
+        declared = port.value.type.tensor if isinstance(port.value.type, StateType) else port.value.type
+        for axis, size in enumerate(port.sizes):
+            if size is None:
+                places.setdefault(str(declared.shape[axis]), []).append(_Place(index, axis))
+    return {name: tuple(held) for name, held in places.items() if len(held) > 1}
