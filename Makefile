@@ -6,6 +6,7 @@ SHELL := bash
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := circuit nodes compiler drafts
@@ -14,14 +15,14 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 STAMP := $(VENV)/.installed-$(PYTHON_VERSION)
 
 help: ## show this list
-	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS='...']"
+	@echo "usage: make TARGET [PYTHON=python3.12] [JOBS=2] [ARGS='...']"
 	@sed -n 's/^\([a-z]*\):.*## /  \1 /p' $(firstword $(MAKEFILE_LIST)) | awk '{ printf "  %-8s", $$1; $$1 = ""; print }'
 
 demo: $(STAMP) ## draft with a trained checkpoint, eager and as a circuit (ARGS goes to `circuit demo`)
 	@$(BIN)/circuit demo $(ARGS)
 
 test: lint ## check style and types, then run every test (ARGS goes to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## check style and types only
 	$(BIN)/ruff check .
