@@ -55,7 +55,13 @@ def mtp_head(config: DraftConfig, decisions: Decisions, *, block_size: int, max_
     tail; outputs token, hidden and position of the next draft, and the token's confidence.
 
     `block_size` in rows, a multiple of index_kpool; `max_num_drafts` bounds the rows that a shared selection grows by.
+    Raises ValueError for sizes that no cache has.
     """
+    if block_size < 1 or block_size % config.index_kpool or max_num_drafts < 1:
+        raise ValueError(
+            f"mtp_head: expected block_size a multiple of index_kpool {config.index_kpool} and max_num_drafts 1 or "
+            f"more, got {block_size} and {max_num_drafts}; take them from the drafter's cache"
+        )
     head = _Head(config, decisions, block_size=block_size, max_num_drafts=max_num_drafts)
     return head.build()
 

@@ -53,10 +53,12 @@ def compare_eager_with_circuit(proposer: DraftProposer, prompts: Sequence[Prompt
     """Draft `num_drafts` after each prompt, once with the eager head and once with the circuit, on caches of their own.
 
     The prompt's rows are prefilled by each path itself, so a difference in the cache shows as one of the edges.
-    Raises BindingError when the circuit does not model this drafter, ValueError for no prompts.
+    Raises BindingError when the circuit does not model this drafter, ValueError for no prompts or one without a row.
     """
     if not prompts:
         raise ValueError("compare_eager_with_circuit: expected at least one prompt, got none")
+    if (shortest := min(len(prompt.tokens) for prompt in prompts)) < 2:
+        raise ValueError(f"compare_eager_with_circuit: expected prompts of 2 tokens or more, got {shortest}")
     binding = proposer.circuit_draft()
     if binding is None:
         raise BindingError("compare_eager_with_circuit: the circuit does not model this drafter; run the eager head")
