@@ -3,11 +3,12 @@
     python examples/demo_model/spread_gains.py --model model
 
 A small model trained for an hour keeps its gains near one, so that the two sides of a norm look alike after the next
-norm: a drafter wired to the wrong side drafts about as well, and no acceptance gate can tell. Here every channel of the
-target's final norm and of the drafter's shared_head.norm is multiplied by a power of two, d, and the matching column of
-lm_head divided by it. Both steps are exact in floating point, so every logit of the target keeps its bits. The drafter's
-hnorm takes the hidden times d, and its gain is divided by it; its root mean square changes from token to token a little,
-so the gain is corrected by the mean ratio over held-out prompts, and the drafter's own logits move by a few percent.
+norm: a drafter wired to the wrong side drafts about as well, and no acceptance gate can tell. Here every channel of
+the target's final norm and of the drafter's shared_head.norm is multiplied by a power of two, d, and the matching
+column of lm_head divided by it. Both steps are exact in floating point, so every logit of the target keeps its bits.
+The drafter's hnorm takes the hidden times d, and its gain is divided by it; its root mean square changes from token
+to token a little, so the gain is corrected by the mean ratio over held-out prompts, and the drafter's own logits move
+by a few percent.
 """
 
 from __future__ import annotations
