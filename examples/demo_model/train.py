@@ -1,7 +1,8 @@
 """Train the demo model from scratch: `python examples/demo_model/train.py --out model`.
 
-Stages: checks, tokenizer, target, target-generated text, MTP layer, and the finished model folder. Each stage leaves
-one whole file in the work folder; a run that was interrupted continues with the first stage whose file is missing.
+Stages: checks, tokenizer, target, target-generated text, MTP layer, and the finished model folder, its gains spread.
+Each stage leaves one whole file in the work folder; a run that was interrupted continues with the first stage whose
+file is missing.
 `--check` runs only the checks. Needs torch, transformers, tokenizers, safetensors and a C++ compiler; about an hour
 on two cores with AMX.
 """
@@ -21,6 +22,7 @@ from generate import generate_text
 from mtp_reference import MtpLayer
 from safetensors.torch import load_file
 from sizes import WINDOW
+from spread_gains import spread_gains
 from target import FastTarget
 from tokenizer import train_tokenizer
 from tokenizers import Tokenizer
@@ -129,6 +131,7 @@ def finish(options: argparse.Namespace) -> None:
     layer = MtpLayer(model.config.text_config)
     load_stage(layer, options.work / "mtp.safetensors")
     save_model(model, layer, Tokenizer.from_file(str(options.work / "tokenizer.json")), options.out)
+    spread_gains(options.out, Path(__file__).parent / "prompts.json")
 
 
 def main() -> None:
