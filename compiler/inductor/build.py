@@ -1,7 +1,9 @@
 """Build several packages side by side, each in a process of its own: a compile keeps one core busy."""
 
 import multiprocessing
+import signal
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -33,7 +35,8 @@ def build_packages(
     """
     # spawned, not forked: the parent may hold OpenMP threads, and a forked child would wait for them for ever
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=max(1, num_workers), mp_context=context) as pool:
+    strangers = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(max_workers=max(1, num_workers), mp_context=context, initializer=_start_worker) as pool:
         running = {
             pool.submit(_build, to_document(job.circuit), dict(job.dims), job.num_threads, str(job.path)): job
             for job in jobs
@@ -46,8 +49,18 @@ def build_packages(
                 if on_built is not None:
                     on_built(job, future.result())
         except BaseException:
+            # one that compiles would be waited for, up to minutes
+            for worker in set(multiprocessing.active_children()) - strangers:
+                worker.terminate()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _start_worker() -> None:
+    # the parent reports an interrupt; a terminal sends it to its children too
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # of torch's own calls of its own functions, once a worker
+    warnings.simplefilter("ignore", FutureWarning)
 
 
 def _build(document: dict[str, Any], dims: dict[str, int], num_threads: int, path: str) -> float:

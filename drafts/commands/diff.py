@@ -53,7 +53,7 @@ class Subject:
 
     @property
     def programs(self) -> dict[str, dict[str, int]]:
-        """Per program its calls, the bytes a run reads and writes, the package's bytes, and its threads."""
+        """Per program its calls, the bytes a run reads and writes, the arena's bytes, and its threads."""
         if self.manifest is None or self.plan is None:
             return {}
         records = {record.name: record for record in self.manifest.programs}
@@ -62,12 +62,18 @@ class Subject:
                 "calls": len(plan.calls),
                 "bytes_read": plan.bytes_read,
                 "bytes_written": plan.bytes_written,
-                "package_bytes": (self.path / records[plan.name].file).stat().st_size,
+                "arena_bytes": plan.arena_bytes,
                 "threads": records[plan.name].num_threads,
             }
             for plan in self.plan.programs
             if plan.name in records
         }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Per program its package's bytes."""
+        programs = () if self.manifest is None else self.manifest.programs
+        return {program.name: (self.path / program.file).stat().st_size for program in programs}
 
 
 def diff(a: Path, b: Path, screen: Screen) -> bool:
@@ -83,6 +89,9 @@ def diff(a: Path, b: Path, screen: Screen) -> bool:
             "programs": _changes(before.programs, after.programs),
         }
     is_same = not circuits and not any(changes.values())
+    if is_compiled:
+        # a C++ compiler may make a few bytes more of the same program another day
+        changes["package bytes"] = _changes(before.sizes, after.sizes)
     _print(screen, circuits, changes)
     screen.out.print("no difference" if is_same else f"\n- {a}\n+ {b}", soft_wrap=True)
     screen.emit(
@@ -149,7 +158,7 @@ def _spelled(value: Any) -> str:
         return "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in value.items())
-    return str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _short(value: Any) -> str:

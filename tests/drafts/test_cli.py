@@ -16,7 +16,7 @@ from drafts.cli import main
 from tests.drafts.command_line import circuit
 from tests.drafts.tiny_head import tiny_config, tiny_weights, write_checkpoint
 
-COMMANDS = ("demo", "check", "show", "run", "parity")
+COMMANDS = ("demo", "check", "show", "run", "parity", "compile", "inspect", "diff", "bench")
 
 
 @pytest.fixture

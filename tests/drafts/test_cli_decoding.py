@@ -15,6 +15,8 @@ from tests.drafts.tiny_checkpoint import MAX_POSITIONS, write_tiny_checkpoint
 
 PROMPT = "def read(path):\n    return "
 NUM_TOKENS = 9
+# a checkpoint's circuit is compiled otherwise; test_compiled_runner.py runs it so
+INTERPRETED = ("--backend", "reference")
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +36,9 @@ def without_stop(checkpoint: Path) -> Path:
 
 
 def test_run_is_the_same_text_eager_and_as_a_circuit(without_stop: Path) -> None:
+    arguments = ("--prompt", PROMPT, "--max-tokens", NUM_TOKENS, *INTERPRETED)
     records = {
-        form: circuit("run", without_stop, "--prompt", PROMPT, "--max-tokens", NUM_TOKENS, form, "--json").record
-        for form in ("--eager", "--circuit")
+        form: circuit("run", without_stop, *arguments, form, "--json").record for form in ("--eager", "--circuit")
     }
     assert records["--eager"]["path"] == "eager"
     assert records["--circuit"]["path"] == "circuit:reference"
@@ -49,7 +51,7 @@ def test_run_is_the_same_text_eager_and_as_a_circuit(without_stop: Path) -> None
 
 
 def test_run_prints_prompt_and_text_alone_on_standard_output(without_stop: Path) -> None:
-    arguments = ("run", without_stop, "--prompt", PROMPT, "--max-tokens", 5)
+    arguments = ("run", without_stop, "--prompt", PROMPT, "--max-tokens", 5, *INTERPRETED)
     outcome = circuit(*arguments)
     assert outcome.code == 0
     text = circuit(*arguments, "--json").record["text"]
@@ -59,7 +61,8 @@ def test_run_prints_prompt_and_text_alone_on_standard_output(without_stop: Path)
 
 
 def test_run_samples_alike_for_one_seed(without_stop: Path) -> None:
-    arguments = ("run", without_stop, "--prompt", PROMPT, "--max-tokens", NUM_TOKENS, "--temperature", "2", "--json")
+    options = ("--max-tokens", NUM_TOKENS, "--temperature", "2", "--json", *INTERPRETED)
+    arguments = ("run", without_stop, "--prompt", PROMPT, *options)
     texts = [circuit(*arguments, "--seed", seed).record["text"] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
@@ -125,7 +128,18 @@ def test_demo_compares_three_ways_of_decoding(without_stop: Path) -> None:
 
 
 def test_interrupt_is_one_line_and_exit_130(without_stop: Path) -> None:
-    argv = [sys.executable, "-m", "drafts", "run", str(without_stop), "--prompt", "a", "--max-tokens", "100"]
+    argv = [
+        sys.executable,
+        "-m",
+        "drafts",
+        "run",
+        str(without_stop),
+        "--prompt",
+        "a",
+        "--max-tokens",
+        "100",
+        *INTERPRETED,
+    ]
     root = Path(__file__).parents[2]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
