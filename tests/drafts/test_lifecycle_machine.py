@@ -9,14 +9,13 @@ places. `--lifecycle-steps N` runs N calls in place of 300 examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,11 +28,9 @@ from hypothesis.stateful import (
 from torch import Tensor
 
 from circuit import StateError
-from drafts.carry import DrafterKv
-from drafts.eager_glm5_next import EagerGlm5NextHead, allowed_logits
+from drafts.eager_glm5_next import EagerGlm5NextHead
 from drafts.levers import ModelLevers
 from drafts.proposer import DraftProposer
-from drafts.proposer_state import ProposerState
 from drafts.runner import DraftRunner
 from tests.drafts.drafter_twin import (
     FailingOps,
@@ -43,88 +40,14 @@ from tests.drafts.drafter_twin import (
     make_proposer,
     poison_dead,
 )
+from tests.drafts.lifecycle_model import Carried, Chain, Live, Rows, Twin
 
 MAX_ROWS = 44
 MAX_DRAFTS = 3
 MAX_LIVE = 3  # of 4 sequences, so that one carried cache never starves the pool
-TIE = 1e-4  # logits closer than this may be drafted in either order; rounding differs with the rows of a run
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}  # drafted hiddens have gone through several products before they are compared
 
 Result = TypeVar("Result")
-
-
-@dataclass
-class Rows:
-    """The pairs that rows must hold, and the first row whose raw (key, gate) the ring has not lost."""
-
-    tokens: list[int] = field(default_factory=list)
-    hiddens: list[Tensor] = field(default_factory=list)
-    raw_from: int = 0
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def copy(self) -> Rows:
-        return Rows(list(self.tokens), list(self.hiddens), self.raw_from)
-
-    def rewound_to(self, rows: int, kpool: int) -> int:
-        """Rows that a rewind keeps: those asked for where the pool they end in can be made again, else its start."""
-        if rows >= len(self):
-            return len(self)
-        start = rows - rows % kpool
-        return rows if self.raw_from <= start else start
-
-    def rewind(self, kept: int) -> None:
-        if kept < len(self):
-            del self.tokens[kept:], self.hiddens[kept:]
-            self.raw_from = min(self.raw_from, kept)
-
-    def append(self, tokens: Sequence[int], hiddens: Sequence[Tensor], depth: int) -> None:
-        self.tokens += tokens
-        self.hiddens += hiddens
-        self.raw_from = max(self.raw_from, len(self) - depth)
-
-
-@dataclass(eq=False)
-class Live:
-    """A sequence of the drafter and what it must hold."""
-
-    state: ProposerState
-    max_rows: int
-    rows: Rows = field(default_factory=Rows)
-    drafted_from: int = 0
-    num_drafted: int = 0
-
-    def rewind(self, kept: int) -> None:
-        self.rows.rewind(kept)
-        self.num_drafted = min(self.num_drafted, max(0, kept - self.drafted_from))
-
-
-@dataclass(eq=False)
-class Carried:
-    kv: DrafterKv
-    rows: Rows
-
-
-@dataclass(frozen=True)
-class Chain:
-    """One propose: after `token`, fed `hidden`, from row `position` on; masks bool [m, vocab] where a grammar is."""
-
-    live: Live
-    token: int
-    hidden: Tensor
-    position: int
-    num_drafts: int
-    bitmask: Tensor | None = None
-
-    @property
-    def num_fitting(self) -> int:
-        """Drafts that fit the sequence."""
-        return max(0, min(self.num_drafts, self.live.max_rows - self.position))
-
-    def is_possible(self, kpool: int) -> bool:
-        rows = self.live.rows
-        return self.position <= len(rows) and rows.rewound_to(self.position, kpool) == self.position
 
 
 @cache
@@ -166,9 +89,9 @@ class Lifecycle(RuleBasedStateMachine):
         starts_on_circuit=st.booleans(),
     )
     def start(self, kpool: int, index_share: str, is_exact: bool, starts_on_circuit: bool) -> None:
-        prototype, self.runner, self.head = _prototype(kpool, index_share)
+        prototype, self.runner, head = _prototype(kpool, index_share)
         self.kpool, self.is_exact = kpool, is_exact
-        self.proposer, self.twin = (
+        self.proposer, never_drafts = (
             DraftProposer(
                 prototype.config,
                 prototype.weights,
@@ -180,6 +103,7 @@ class Lifecycle(RuleBasedStateMachine):
             )
             for count in (MAX_LIVE + 1, 1)
         )
+        self.twin = Twin(never_drafts, head)
         self.proposer.cache.poison_freed = True
         self.depth = self.proposer.cache.tail_depth
         self.live: list[Live] = []
@@ -224,18 +148,11 @@ class Lifecycle(RuleBasedStateMachine):
             assert self.proposer.last_pair_key(live.state) == (rows - 1 if rows else None)
             assert live.state.sequence.raw_from == live.rows.raw_from
             assert live.state.num_drafted == live.num_drafted
-            twin_state = self.prefilled(live.rows, rows)
-            assert_same_contents(contents(self.proposer, live.state), contents(self.twin, twin_state), **CLOSE)
-            self.twin.free_state(twin_state)
+            twin_state = self.twin.prefilled(live.rows, rows)
+            expected = contents(self.twin.proposer, twin_state)
+            assert_same_contents(contents(self.proposer, live.state), expected, **CLOSE)
+            self.twin.proposer.free_state(twin_state)
         poison_dead(self.proposer, *(live.state for live in self.live))
-
-    def prefilled(self, rows: Rows, count: int) -> ProposerState:
-        state = self.twin.alloc_state()
-        if count:
-            assert (
-                self.twin.catchup_drafter(rows.tokens[:count], torch.stack(rows.hiddens[:count]), 0, 0, state) == count
-            )
-        return state
 
     @rule(budget=st.sampled_from([None, None, 5, 17, 30, 1000]))
     @precondition(lambda machine: len(machine.live) < MAX_LIVE)
@@ -312,54 +229,9 @@ class Lifecycle(RuleBasedStateMachine):
         kept = live.rows.rewound_to(chain.position, self.kpool)
         assert kept == chain.position
         live.rewind(kept)
-        pairs = self.expected_pairs(chain, ids)
+        pairs = self.twin.expected_pairs(chain, ids)
         live.rows.append([token for token, _ in pairs], [hidden for _, hidden in pairs], self.depth)
         live.drafted_from, live.num_drafted = chain.position, len(ids)
-
-    def expected_pairs(self, chain: Chain, ids: list[int]) -> list[tuple[int, Tensor]]:
-        """Pairs of the chain's rows, with each id held to be the best within rounding; fed by the ids given."""
-        state, pairs = self.prefilled(chain.live.rows, chain.position), []
-        token, hidden, first = chain.token, chain.hidden[None], None
-        memory, where = self.twin.cache, torch.tensor([state.sequence.slot])
-        for index, draft in enumerate(ids):
-            shares = first is not None and self.twin.decisions.index_share != "off"
-            step = self.head.step(
-                torch.tensor([token]),
-                hidden,
-                torch.tensor([chain.position + index]),
-                where,
-                memory.block_table([state.sequence]),
-                memory.latent,
-                memory.index_keys,
-                memory.tail,
-                recycled=index > 0,
-                selected=first.selected if first is not None and shares else None,
-                selected_at=torch.tensor([chain.position]) if shares else None,
-                record_edges=True,
-            )
-            first = first or step
-            self.assume_no_tie(step.edges)
-            logits = step.logits
-            if chain.bitmask is not None and index < len(chain.bitmask):
-                logits = allowed_logits(logits, chain.bitmask[index : index + 1])
-            assert float(logits[0, draft]) >= float(logits.max()) - TIE
-            pairs.append((token, hidden[0]))
-            token, hidden = draft, step.hidden_out
-        self.twin.free_state(state)
-        return pairs
-
-    def assume_no_tie(self, edges: dict[str, Tensor]) -> None:
-        """Give up an example where rounding decides which pools or experts are chosen; equal zeros are no tie of it."""
-        if "index_scores" in edges:
-            scores = edges["index_scores"][0].sort(descending=True).values
-            budget = self.twin.config.index_topk_pools
-            if len(scores) > budget:
-                last, next_one = float(scores[budget - 1]), float(scores[budget])
-                assume(last == next_one == 0.0 or last - next_one > 1e-5)
-        router = edges["router_logits"][0].sigmoid() + self.twin.weights["mlp.gate.e_score_correction_bias"]
-        best = router.sort(descending=True).values
-        chosen = self.twin.config.num_experts_per_tok
-        assume(float(best[chosen - 1] - best[chosen]) > 1e-5)
 
     @rule(
         index=sequences,
