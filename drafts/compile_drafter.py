@@ -8,21 +8,24 @@ from pathlib import Path
 import torch
 
 from circuit import CircuitError, dtype_name, save_document, to_text
-from compiler.artifact import (
+from compiler import (
     CIRCUIT,
     FORMAT,
     PACKAGES,
     PLAN,
     Manifest,
+    Plan,
     ProgramRecord,
+    check_output,
     digest_of,
     file_digest,
     machine_fields,
+    plan_program,
+    replacing,
+    sources_digest,
     write_manifest,
 )
-from compiler.artifact_folder import check_output, replacing
 from compiler.inductor import BuildJob, build_packages, require_cxx_compiler
-from compiler.plan import Plan, plan_program, sources_digest
 from drafts.binding import DraftBinding, not_modelled
 from drafts.programs import CONTEXT_ROWS, ProgramKey, program_circuit, program_dims, program_keys
 from drafts.proposer import DraftProposer

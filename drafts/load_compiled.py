@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from circuit import CircuitError, to_text
-from compiler.artifact import Manifest, ProgramRecord, digest_of, read_manifest
+from compiler import Manifest, ProgramRecord, digest_of, read_manifest
 from compiler.inductor import PackagedProgram
 from drafts.binding import DraftBinding
 from drafts.compile_drafter import COMPILED_DTYPES

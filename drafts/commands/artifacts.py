@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from circuit import CircuitError
-from compiler.artifact import MANIFEST
+from compiler import MANIFEST
 from compiler.inductor import has_cxx_compiler
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.commands.screen import Screen, plural

@@ -9,8 +9,7 @@ from rich.text import Text
 
 import nodes  # noqa: F401 - documents name nodes, and importing them declares them
 from circuit import Circuit, dtype_name, load_document, verify
-from compiler.artifact import CIRCUIT, PLAN, read_manifest
-from compiler.plan import read_plan
+from compiler import CIRCUIT, PLAN, read_manifest, read_plan
 from drafts.binding import not_modelled
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.checkpoint import TensorHeader

@@ -9,8 +9,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from compiler.artifact import Manifest
-from compiler.artifact_folder import check_output
+from compiler import Manifest, check_output
 from compiler.inductor import require_cxx_compiler
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.commands.screen import Screen, plural

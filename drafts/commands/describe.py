@@ -8,8 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from compiler.artifact import PLAN, Manifest, read_manifest, why_foreign
-from compiler.plan import Plan, ProgramPlan, read_plan
+from compiler import PLAN, Manifest, Plan, ProgramPlan, read_manifest, read_plan, why_foreign
 from drafts.commands.screen import Screen, facts
 
 

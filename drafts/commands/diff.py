@@ -11,8 +11,7 @@ from rich.text import Text
 import nodes  # noqa: F401 - documents name nodes, and importing them declares them
 from circuit import Circuit, Difference, load_document
 from circuit import diff as diff_circuits
-from compiler.artifact import CIRCUIT, PLAN, Manifest, read_manifest
-from compiler.plan import Plan, read_plan
+from compiler import CIRCUIT, PLAN, Manifest, Plan, read_manifest, read_plan
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, default_block_size
 from drafts.commands.describe import node_tags
 from drafts.commands.screen import Screen

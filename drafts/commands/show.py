@@ -10,7 +10,7 @@ from rich.text import Text
 
 import nodes  # noqa: F401 - importing them declares them
 from circuit import CircuitError, Node, load_document, node_types, to_text
-from compiler.artifact import CIRCUIT
+from compiler import CIRCUIT
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.commands.screen import Screen
 from drafts.commands.subject import checkpoint_folder, kind_of

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from circuit import CircuitError
-from compiler.artifact import MANIFEST
+from compiler import MANIFEST
 
 DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")
 Kind = Literal["document", "checkpoint", "artifact"]
