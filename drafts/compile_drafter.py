@@ -5,8 +5,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from circuit import CircuitError, dtype_name, save_document, to_text
 from compiler import (
     CIRCUIT,
@@ -27,11 +25,10 @@ from compiler import (
 )
 from compiler.inductor import BuildJob, build_packages, require_cxx_compiler
 from drafts.binding import DraftBinding, not_modelled
-from drafts.programs import CONTEXT_ROWS, ProgramKey, program_circuit, program_dims, program_keys
+from drafts.programs import COMPILED_DTYPES, CONTEXT_ROWS, ProgramKey, program_circuit, program_dims, program_keys
 from drafts.proposer import DraftProposer
 from drafts.weight_digests import weight_digests
 
-COMPILED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ONE_THREAD_BYTES = 8 << 20  # below it a second thread waits longer at barriers than it saves
 # the cache's own extent stays open; these only stand in for it while a program is traced or counted
 OPEN_SIZES = {"num_blocks": 7, "num_sequences": 3}

@@ -11,11 +11,10 @@ from circuit import CircuitError, to_text
 from compiler import Manifest, ProgramRecord, digest_of, read_manifest
 from compiler.inductor import PackagedProgram
 from drafts.binding import DraftBinding
-from drafts.compile_drafter import COMPILED_DTYPES
 from drafts.compiled_runner import CompiledRunner
 from drafts.config import read_config
 from drafts.decisions import Decisions
-from drafts.programs import ProgramKey, program_circuit, program_dims
+from drafts.programs import COMPILED_DTYPES, ProgramKey, program_circuit, program_dims
 from drafts.proposer import DraftProposer
 from drafts.weight_digests import different_weights
 

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from circuit import Circuit
 from compiler import chain, remove_dead_code
 from drafts.binding import DraftBinding
 
 ProgramKind = Literal["chain", "context"]
 
+COMPILED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CONTEXT_ROWS = (4, 64)  # a round's catch-up, and a prefill's part
 
 

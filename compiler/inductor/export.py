@@ -8,6 +8,7 @@ from torch.export import Dim, ExportedProgram
 
 import compiler.inductor.lowering  # noqa: F401 - importing them registers them
 from circuit import Circuit, LoweringError, Node, StateType, Value
+from compiler.inductor.program import argument_order
 from compiler.registry import lowering_of
 
 # the cache's extent belongs to the proposer that allocated it, not to the program
@@ -37,11 +38,6 @@ class LoweredCircuit(nn.Module):
             made = call.node.reference(*arguments) if lowering is None else lowering.function(call.node, *arguments)
             values.update(zip(call.results, made if isinstance(made, tuple) else (made,), strict=True))
         return tuple(values[value] for value in self.circuit.outputs.values())
-
-
-def argument_order(circuit: Circuit) -> tuple[Value, ...]:
-    """Return the circuit's sources in the order in which a lowered circuit takes them."""
-    return (*circuit.inputs.values(), *circuit.states.values(), *circuit.weights.values())
 
 
 def export_circuit(circuit: Circuit, dims: Mapping[str, int]) -> ExportedProgram:

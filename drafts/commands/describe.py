@@ -70,19 +70,16 @@ def _program_table(manifest: Manifest, plan: Plan, sizes: dict[str, int]) -> Tab
     plans = {program.name: program for program in plan.programs}
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("program", no_wrap=True)
-    for column in ("drafts", "rows", "context", "threads", "calls", "reads, bytes", "package, bytes"):
-        table.add_column(column, justify="right")
+    for column in ("calls", "threads", "reads, KB", "package, KB"):
+        table.add_column(column, justify="right", no_wrap=True)
     for program in manifest.programs:
         held = plans.get(program.name)
         table.add_row(
             program.name,
-            str(program.num_drafts or ""),
-            str(program.num_rows),
-            f"{program.max_rows:,}",
-            str(program.num_threads),
             "" if held is None else str(len(held.calls)),
-            "" if held is None else f"{held.bytes_read:,}",
-            f"{sizes[program.name]:,}",
+            str(program.num_threads),
+            "" if held is None else f"{held.bytes_read / 1e3:,.0f}",
+            f"{sizes[program.name] / 1e3:,.0f}",
         )
     return table
 
@@ -92,7 +89,9 @@ def _node_table(programs: Sequence[ProgramPlan]) -> Table:
     table.add_column("node", no_wrap=True)
     table.add_column("calls", justify="right")
     table.add_column("lowered by", no_wrap=True)
-    table.add_column("numerics")
+    table.add_column("numerics", overflow="fold")
     for (node, lowering, numerics), count in node_tags(programs).items():
-        table.add_row(node, str(count), lowering, numerics)
+        # a lowering is named after its node
+        name = lowering if lowering.startswith("reference") else "its lowering"
+        table.add_row(node, str(count), name, numerics)
     return table

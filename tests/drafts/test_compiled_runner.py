@@ -15,8 +15,10 @@ from torch import Tensor
 from compiler.artifact import read_manifest
 from drafts.batch import RowBatch
 from drafts.cache import CachedSequence, DrafterCache
+from drafts.compile_drafter import compile_drafter
 from drafts.compiled_runner import CompiledRunner
 from drafts.load_compiled import load_compiled
+from drafts.proposer import DraftProposer
 from drafts.runner import DraftRunner, state_tensors
 from tests.drafts.command_line import circuit
 from tests.drafts.tiny_checkpoint import write_tiny_checkpoint
@@ -31,19 +33,20 @@ BOUND = 1e-5  # float32 sums in another order
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a whole `checkpoint`, and the `artifact` that the console script compiled of it."""
+    """A folder with a whole `checkpoint`, and the `artifact` compiled of it: chains of two drafts, four rows."""
 
     def build(folder: Path) -> None:
         partial = folder.with_name("tiny.partial")
         write_tiny_checkpoint(partial / "checkpoint")
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            # a third of the compile for what the golden checkpoint's artifact holds already
-            monkeypatch.setattr("drafts.compile_drafter.CONTEXT_ROWS", (4,))
-            outcome = circuit(
-                *("compile", partial / "checkpoint", "-o", partial / "artifact"),
-                *("--drafts", 2, "--batch", "4", "--context", "64", "--json"),
-            )
-        assert outcome.code == 0, outcome.err
+        compile_drafter(
+            DraftProposer.from_checkpoint(partial / "checkpoint", dtype=torch.float32, max_seq_len=1),
+            partial / "checkpoint",
+            partial / "artifact",
+            num_drafts=2,
+            batches=(4,),
+            contexts=(64,),
+            context_rows=(4,),
+        )
         partial.rename(folder)
 
     return shared_build(tmp_path_factory, "tiny", build)

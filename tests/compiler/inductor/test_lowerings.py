@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import compiler.inductor  # noqa: F401 - importing it registers the lowerings
+import compiler.inductor.lowering  # noqa: F401 - importing it registers the lowerings
 from circuit import Node, node_types
 from compiler.inductor.ranking import MAX_COUNTED, best_ascending, best_indices
 from compiler.registry import lowered_nodes, lowering_of
