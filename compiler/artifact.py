@@ -150,7 +150,7 @@ def _manifest_text(path: Path) -> bytes:
             text = stream.read(MAX_MANIFEST_BYTES + 1)
     except FileNotFoundError:
         raise CircuitError(
-            f"{path}: expected a manifest, got no such file; compile again, it is written last"
+            f"{path}: expected a manifest, got no such file; name an artifact; a compile that was cut short has none"
         ) from None
     except OSError as error:
         raise CircuitError(f"{path}: expected a readable file, got {error.strerror}; check the path") from None

@@ -1,7 +1,7 @@
 """What a way to run the head offers the proposer: the eager module and the circuit runner both do."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ class Drafts:
         return [] if self.confidences is None else [float(value) for value in self.confidences[0].tolist()]
 
 
+@runtime_checkable
 class DraftPath(Protocol):
     """One way to run the head. Both calls change the cache only when everything has succeeded."""
 

@@ -153,6 +153,8 @@ class DraftProposer:
 
     def set_circuit_draft(self, runner: DraftPath | None) -> None:
         """Swap a circuit runner in for the eager head, or out again with None; sequences in flight go on."""
+        if runner is not None and not isinstance(runner, DraftPath):
+            raise ValueError(f"set_circuit_draft: expected a DraftRunner or None, got {type(runner).__name__}")
         self._circuit = runner
 
     def alloc_state(self) -> ProposerState:

@@ -29,6 +29,11 @@ class DraftRunner:
     ) -> None:
         if backend not in BACKENDS:
             raise LoweringError(f"DraftRunner: no backend {backend!r}; it has {', '.join(BACKENDS)}")
+        if not isinstance(binding, DraftBinding):
+            raise BindingError(
+                f"DraftRunner: expected a DraftBinding, got {binding!r}; circuit_draft returns None for a drafter that "
+                "the circuit does not model, run the eager head then"
+            )
         if binding.not_modelled:
             raise BindingError(
                 f"DraftRunner: the circuit does not model {'; '.join(binding.not_modelled)}; run the eager head"

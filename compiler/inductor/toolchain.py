@@ -1,18 +1,17 @@
 """What a compile needs of the machine."""
 
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
+import shutil
+
+from torch._inductor import config
 
 from circuit import LoweringError
 
 
 def has_cxx_compiler() -> bool:
-    """Whether a C++ compiler answers, which only building a package needs."""
-    try:
-        get_cpp_compiler()
-    except (InvalidCxxCompiler, OSError):
-        return False
-    return True
+    """Whether a C++ compiler that Inductor would take is on PATH now, which only building a package needs."""
+    # torch's own search remembers what it once found
+    named = config.cpp.cxx if isinstance(config.cpp.cxx, tuple) else (config.cpp.cxx,)
+    return any(shutil.which(name) is not None for name in named if name)
 
 
 def require_cxx_compiler() -> None:

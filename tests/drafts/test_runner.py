@@ -218,3 +218,10 @@ def test_grammar_and_confidence_are_per_run(scene: Scene) -> None:
     assert masked.confidences.shape == (1, 3)
     assert masked.confidences.dtype == torch.float32
     assert torch.equal(runner.draft(scene.row(0), scene.cache, num_drafts=3).ids, free.ids)
+
+
+def test_what_is_no_binding_and_no_runner_is_refused_by_name() -> None:
+    with pytest.raises(BindingError, match="expected a DraftBinding, got None"):
+        DraftRunner(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected a DraftRunner or None, got str"):
+        make_proposer("eager").set_circuit_draft("x")  # type: ignore[arg-type]
