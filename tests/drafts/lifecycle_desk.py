@@ -143,7 +143,3 @@ class LifecycleDesk(RuleBasedStateMachine):
         assert 0 not in blocks
         assert len(blocks) + memory.num_free_blocks == memory.num_blocks - 1
         assert memory.num_free_sequences == MAX_LIVE + 1 - len(self.live)
-
-    def teardown(self) -> None:
-        if hasattr(self, "live"):
-            self.check(*self.live)
