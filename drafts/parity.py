@@ -11,6 +11,7 @@ from compiler import Bound, EdgeDifference, bound_for, compare_edges
 from drafts.batch import RowBatch
 from drafts.cache import DrafterCache
 from drafts.eager_glm5_next import EagerGlm5NextHead, EagerPath
+from drafts.path import DraftPath
 from drafts.proposer import DraftProposer
 from drafts.runner import DraftRunner
 
@@ -78,7 +79,7 @@ def compare_eager_with_circuit(proposer: DraftProposer, prompts: Sequence[Prompt
     eager_ids, circuit_ids, num_compared = [], [], 0
     for prompt in prompts:
         recorded.clear()
-        ids = [_draft(path, proposer, prompt, num_drafts=num_drafts) for path in (eager, circuit)]
+        ids = [draft_after_prompt(path, proposer, prompt, num_drafts=num_drafts)[0] for path in (eager, circuit)]
         eager_ids.append(tuple(ids[0]))
         circuit_ids.append(tuple(ids[1]))
         for step, (theirs, ours) in enumerate(zip(eager.last_steps, recorded, strict=True)):
@@ -108,8 +109,10 @@ def _without_padding(edges: dict[str, Tensor]) -> dict[str, Tensor]:
     return edges | {"index_scores": scores[:, :num_pools]}
 
 
-def _draft(path: EagerPath | DraftRunner, proposer: DraftProposer, prompt: Prompt, *, num_drafts: int) -> list[int]:
-    """Prefill the prompt but its last token on a fresh cache, then draft after that token."""
+def draft_after_prompt(
+    path: DraftPath, proposer: DraftProposer, prompt: Prompt, *, num_drafts: int
+) -> tuple[list[int], DrafterCache]:
+    """Prefill the prompt but its last token on a fresh cache, draft after that token; return the ids and the cache."""
     num_tokens = len(prompt.tokens)
     cache = DrafterCache.for_rows(
         proposer.config, num_tokens + num_drafts, max_num_drafts=proposer.max_num_drafts, device=prompt.hiddens.device
@@ -130,4 +133,4 @@ def _draft(path: EagerPath | DraftRunner, proposer: DraftProposer, prompt: Promp
 
     last = num_tokens - 2
     path.write_rows(rows(0, last), cache)
-    return path.draft(rows(last, last + 1), cache, num_drafts=num_drafts).ids[0].tolist()
+    return path.draft(rows(last, last + 1), cache, num_drafts=num_drafts).id_list(), cache

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from compiler import EdgeDifference, bound_for, compare_edges
-from drafts.batch import RowBatch
 from drafts.cache import DrafterCache
 from drafts.eager_glm5_next import EagerGlm5NextHead, EagerPath
-from drafts.parity import ParityReport, Prompt
+from drafts.parity import ParityReport, Prompt, draft_after_prompt
 from drafts.path import DraftPath
 from drafts.proposer import DraftProposer
 
@@ -30,9 +29,11 @@ def compare_eager_with_programs(
     ids: dict[str, list[tuple[int, ...]]] = {eager.name: [], programs.name: []}
     num_compared = 0
     for prompt in prompts:
-        drafted = {path.name: _draft(path, proposer, prompt, num_drafts=num_drafts) for path in (eager, programs)}
+        drafted = {
+            path.name: draft_after_prompt(path, proposer, prompt, num_drafts=num_drafts) for path in (eager, programs)
+        }
         for name, (drafts, _) in drafted.items():
-            ids[name].append(drafts)
+            ids[name].append(tuple(drafts))
         (theirs, their_cache), (ours, our_cache) = drafted[eager.name], drafted[programs.name]
         num_equal = next((step for step in range(num_drafts) if ours[step] != theirs[step]), num_drafts)
         num_steps = min(num_equal + 1, num_drafts)
@@ -52,33 +53,6 @@ def compare_eager_with_programs(
         num_steps=len(prompts) * num_drafts,
         num_steps_compared=num_compared,
     )
-
-
-def _draft(
-    path: DraftPath, proposer: DraftProposer, prompt: Prompt, *, num_drafts: int
-) -> tuple[tuple[int, ...], DrafterCache]:
-    num_tokens = len(prompt.tokens)
-    cache = DrafterCache.for_rows(
-        proposer.config, num_tokens + num_drafts, max_num_drafts=proposer.max_num_drafts, device=prompt.hiddens.device
-    )
-    sequence = cache.allocate(rows=num_tokens + num_drafts)
-    table = cache.block_table([sequence])
-    tokens = torch.tensor(prompt.tokens, device=prompt.hiddens.device)
-
-    def rows(start: int, stop: int) -> RowBatch:
-        count = stop - start
-        return RowBatch(
-            token=tokens[start + 1 : stop + 1],
-            hidden=prompt.hiddens[start:stop],
-            position=torch.arange(start, stop, device=tokens.device),
-            sequence=torch.full((count,), sequence.slot, device=tokens.device),
-            block_table=table.expand(count, -1),
-        )
-
-    last = num_tokens - 2
-    path.write_rows(rows(0, last), cache)
-    drafts = path.draft(rows(last, last + 1), cache, num_drafts=num_drafts).ids[0]
-    return tuple(int(draft) for draft in drafts.tolist()), cache
 
 
 def _contents(cache: DrafterCache, num_rows: int) -> dict[str, Tensor]:
