@@ -185,6 +185,7 @@ class EagerPath:
     """
 
     name = "eager"
+    binding = None
 
     def __init__(self, head: EagerGlm5NextHead, *, record_edges: bool = False, check_values: bool = True) -> None:
         self.head = head

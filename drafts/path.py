@@ -1,12 +1,16 @@
 """What a way to run the head offers the proposer: the eager module and the circuit runner both do."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from drafts.batch import RowBatch
 from drafts.cache import DrafterCache
+
+if TYPE_CHECKING:
+    # a name of a type only: the eager head is a path too, and knows no circuit
+    from drafts.binding import DraftBinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,11 @@ class DraftPath(Protocol):
     @property
     def is_batch_invariant(self) -> bool:
         """Whether a row's result is bitwise the same whatever rows run beside it."""
+        ...
+
+    @property
+    def binding(self) -> "DraftBinding | None":
+        """The binding whose circuit it runs; None for a head that is no circuit."""
         ...
 
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:

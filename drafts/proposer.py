@@ -25,6 +25,7 @@ from drafts.levers import ModelLevers
 from drafts.path import DraftPath
 from drafts.proposer_state import ProposerState
 from drafts.row_writer import AcceptedRows, RowWriter
+from drafts.swap import check_runner
 from drafts.weights import head_weight_specs, load_weights
 
 DEFAULT_MAX_SEQ_LEN = 8192  # tokens
@@ -36,8 +37,7 @@ class DraftProposer:
     `weights` are named as head_weight_specs names them, and shared, never copied. `max_seq_len` in tokens bounds every
     sequence; `num_sequences` may live at a time; `max_num_drafts` bounds K. Not safe for use from two threads.
 
-    Bad arguments raise ValueError before anything runs. An exception inside a run leaves row counts and live rows of
-    every sequence as they were.
+    Bad arguments raise ValueError before anything runs; an exception in a run leaves rows and live cache as they were.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class DraftProposer:
 
     @property
     def block_gamma(self) -> int | None:
-        """Block size of a block-diffusion drafter; None, since this one drafts token by token."""
+        """Block size of a block-diffusion drafter; None for this one."""
         return None
 
     def prefill_hidden_rows(self, max_seq_len: int) -> int:
@@ -152,9 +152,9 @@ class DraftProposer:
         return max_seq_len
 
     def set_circuit_draft(self, runner: DraftPath | None) -> None:
-        """Swap a circuit runner in for the eager head, or out again with None; sequences in flight go on."""
-        if runner is not None and not isinstance(runner, DraftPath):
-            raise ValueError(f"set_circuit_draft: expected a DraftRunner or None, got {type(runner).__name__}")
+        """Swap in a circuit runner of this proposer's binding, or out with None; sequences in flight go on."""
+        if runner is not None:
+            check_runner(runner, self.config, self.weights, self.decisions)
         self._circuit = runner
 
     def alloc_state(self) -> ProposerState:

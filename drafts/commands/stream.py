@@ -4,6 +4,7 @@ from rich.text import Text
 from torch import Tensor
 
 from drafts.batch import RowBatch
+from drafts.binding import DraftBinding
 from drafts.cache import DrafterCache
 from drafts.commands.screen import Screen
 from drafts.path import DraftPath, Drafts
@@ -29,6 +30,11 @@ class WatchedPath:
     def is_batch_invariant(self) -> bool:
         """As the path it watches."""
         return self._path.is_batch_invariant
+
+    @property
+    def binding(self) -> DraftBinding | None:
+        """That of the path it watches."""
+        return self._path.binding
 
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
         """Write context rows."""

@@ -201,6 +201,7 @@ class _Invariant:
 
     name = "invariant"
     is_batch_invariant = True
+    binding = None
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.batches = inner, []

@@ -176,6 +176,7 @@ class _FailsOnSecond:
 
     name = "broken"
     is_batch_invariant = False
+    binding = None
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.num_calls = inner, 0

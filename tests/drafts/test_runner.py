@@ -225,3 +225,18 @@ def test_what_is_no_binding_and_no_runner_is_refused_by_name() -> None:
         DraftRunner(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected a DraftRunner or None, got str"):
         make_proposer("eager").set_circuit_draft("x")  # type: ignore[arg-type]
+
+
+def test_a_runner_of_another_drafter_is_refused() -> None:
+    proposer, other = make_proposer("eager"), make_proposer("eager", decisions={"recycle": "block_output"})
+    binding, foreign = proposer.circuit_draft(), other.circuit_draft()
+    assert binding is not None
+    assert foreign is not None
+    with pytest.raises(BindingError, match="decisions are not this proposer's"):
+        proposer.set_circuit_draft(DraftRunner(foreign))
+    copied = replace(binding, weights={name: weight.clone() for name, weight in binding.weights.items()})
+    with pytest.raises(BindingError, match="is another tensor"):
+        proposer.set_circuit_draft(DraftRunner(copied))
+    assert proposer.path.name == "eager"
+    proposer.set_circuit_draft(DraftRunner(binding))
+    assert proposer.path.name == "circuit:reference"

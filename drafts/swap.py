@@ -1,0 +1,26 @@
+"""What may be swapped in for the eager head."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from circuit import BindingError
+from drafts.config import DraftConfig
+from drafts.decisions import Decisions
+from drafts.path import DraftPath
+
+
+def check_runner(runner: DraftPath, config: DraftConfig, weights: Mapping[str, Tensor], decisions: Decisions) -> None:
+    """Hold that a runner is of this drafter: one of another drafts without an error, only worse."""
+    if not isinstance(runner, DraftPath):
+        raise ValueError(f"set_circuit_draft: expected a DraftRunner or None, got {type(runner).__name__}")
+    binding = runner.binding
+    if binding is None:
+        return
+    place = f"set_circuit_draft: binding of {binding.circuit.name!r}"
+    for what, theirs, ours in (("config", binding.config, config), ("decisions", binding.decisions, decisions)):
+        if theirs != ours:
+            raise BindingError(f"{place}: its {what} are not this proposer's; take circuit_draft() of this proposer")
+    for name in binding.circuit.weights:
+        if binding.weights[name] is not weights.get(name):
+            raise BindingError(f"{place}: weight {name!r} is another tensor; take circuit_draft() of this proposer")
