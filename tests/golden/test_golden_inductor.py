@@ -16,7 +16,7 @@ from drafts.runner import DraftRunner
 from tests.golden.checks import is_excused, main_play
 from tests.golden.circuit_head import circuit_head
 from tests.golden.replay import GoldenCase, cache_contents, play_path
-from tests.support.artifacts import GOLDEN_CONTEXT, GOLDEN_DECISIONS, GOLDEN_VECTORS, golden_artifact
+from tests.support.artifacts import GOLDEN_CONTEXT, GOLDEN_DECISIONS, golden_artifact
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_rewind_into_a_pool_after_fewer_drafts_than_compiled(runners: dict[str, 
     hiddens = torch.randn(39, config.hidden_size, generator=generator)
     kept = {}
     for path in (runner, DraftRunner(binding)):
-        proposer = load_proposer()
+        proposer = load_proposer(binding)
         proposer.set_circuit_draft(path)
         state = proposer.alloc_state()
         proposer.prefill_drafter(prompt, hiddens, state)
@@ -98,7 +98,5 @@ def test_rewind_into_a_pool_after_fewer_drafts_than_compiled(runners: dict[str, 
     assert kept["circuit:inductor"] == kept["circuit:reference"]
 
 
-def load_proposer() -> DraftProposer:
-    return DraftProposer.from_checkpoint(
-        GOLDEN_VECTORS / "ckpt_a", decisions=GOLDEN_DECISIONS, max_seq_len=GOLDEN_CONTEXT
-    )
+def load_proposer(binding: DraftBinding) -> DraftProposer:
+    return DraftProposer(binding.config, binding.weights, binding.decisions, max_seq_len=GOLDEN_CONTEXT)
