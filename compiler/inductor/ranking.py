@@ -10,8 +10,12 @@ Legend: n rows, m scores, k chosen. NaN counts as the largest score, as in torch
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from compiler.inductor.realize import pin
 
 MAX_COUNTED = 512  # scores; the counts grow with their square
+_BLOCK = 16
 _INDEX_BITS = 24
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 
@@ -20,12 +24,13 @@ def best_ascending(scores: Tensor, count: int) -> Tensor:
     """Return int64 [n, count]: the indices of the `count` best float32 scores [n, m], in ascending order."""
     if scores.shape[1] > MAX_COUNTED:
         return best_indices(scores, count).sort(dim=1).values
-    index = torch.arange(scores.shape[1], device=scores.device)
-    ordered = _ordered_bits(scores)
-    beats = ordered.unsqueeze(1) > ordered.unsqueeze(2)  # [n, m, m]: does the last one beat the one before it
-    ties_before = (ordered.unsqueeze(1) == ordered.unsqueeze(2)) & (index < index.unsqueeze(1))
-    is_chosen = (beats | ties_before).sum(dim=2, dtype=torch.int32) < count
-    return _compacted(is_chosen, count)
+    # buffers of their own: else each of the m*m comparisons would make its operands again
+    ordered, index = pin(_ordered_bits(scores)), _index(scores.shape[1], scores)
+    # an earlier entry beats an equal one: it is held against one less. As arithmetic this is one comparison a pair,
+    # where masks of two widths would be converted
+    beats = ordered.unsqueeze(1) > ordered.unsqueeze(2) + (index - index.unsqueeze(1)).clamp(min=-1, max=0)
+    is_chosen = _count(beats) < count
+    return pin(_compacted(is_chosen, count))
 
 
 def best_indices(scores: Tensor, count: int) -> Tensor:
@@ -47,8 +52,28 @@ def _ordered_bits(scores: Tensor) -> Tensor:
 
 def _compacted(is_chosen: Tensor, count: int) -> Tensor:
     """Return int64 [n, count]: the indices where bool [n, m] holds, in order; there are exactly `count` of them."""
-    index = torch.arange(is_chosen.shape[1], device=is_chosen.device, dtype=torch.int32)
-    before = (is_chosen.unsqueeze(1) & (index < index.unsqueeze(1))).sum(dim=2, dtype=torch.int32)  # [n, m]
-    place = torch.arange(count, device=is_chosen.device, dtype=torch.int32).unsqueeze(1)
-    is_here = is_chosen.unsqueeze(1) & (before.unsqueeze(1) == place)  # [n, count, m]
-    return torch.where(is_here, index, 0).sum(dim=2, dtype=torch.int32).to(torch.int64)
+    # counted in blocks, then within them: m*16 additions in place of m*m
+    padded = functional.pad(is_chosen.float(), (0, -is_chosen.shape[1] % _BLOCK))
+    blocks = pin(padded.unflatten(1, (-1, _BLOCK)))  # [n, b, 16]
+    held = pin(blocks.sum(dim=2))  # [n, b]
+    earlier = pin((held.unsqueeze(1) * _is_before(held.shape[1], held)).sum(dim=2))
+    within = (blocks.unsqueeze(2) * _is_before(_BLOCK, held)).sum(dim=3)  # [n, b, 16]
+    place = pin(torch.where(blocks == 1, earlier.unsqueeze(2) + within, -1).flatten(1))  # those not chosen: nowhere
+    index = pin(torch.arange(place.shape[1], device=place.device, dtype=torch.float32))
+    wanted = torch.arange(count, device=place.device, dtype=torch.float32).unsqueeze(1)
+    return torch.where(place.unsqueeze(1) == wanted, index, 0.0).sum(dim=2).to(torch.int64)
+
+
+def _count(holds: Tensor) -> Tensor:
+    """Return float32: how often it holds along the last dim. A float's sum across vector lanes is fast, an integer's not."""
+    return torch.where(holds, 1.0, 0.0).sum(dim=-1)
+
+
+def _index(size: int, like: Tensor) -> Tensor:
+    """Return int32 [size], counting up, in memory: computed in a loop it is int64, twice as wide as what it meets."""
+    return pin(torch.arange(size, device=like.device, dtype=torch.int32))
+
+
+def _is_before(size: int, like: Tensor) -> Tensor:
+    """Return float32 [size, size], at [i, j] 1 where j stands before i, else 0."""
+    return pin(torch.ones(size, size, device=like.device).tril(-1))

@@ -30,7 +30,12 @@ def _lower_realize(x):  # type: ignore[no-untyped-def]
     return x
 
 
+def pin(x: Tensor) -> Tensor:
+    """Return x in a buffer of its own."""
+    result: Tensor = torch.ops.circuit_draft.realize(x)
+    return result
+
+
 def realize(x: Tensor) -> Tensor:
     """Return x as float32 in a buffer of its own."""
-    result: Tensor = torch.ops.circuit_draft.realize(x.float())
-    return result
+    return pin(x.float())
