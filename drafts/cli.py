@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from drafts.commands.folders import cache_folder as _cache_folder
+from drafts.commands.plan_entry import plan
 from drafts.commands.screen import Screen
 
 # typer exports only this child of it, and some versions keep the module of both private
@@ -23,6 +25,7 @@ DEFAULT_NUM_DRAFTS = 3
 MAX_NUM_DRAFTS = 16
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command()(plan)
 
 
 class Precision(StrEnum):
@@ -318,13 +321,6 @@ def diff(
         from drafts.commands.diff import diff as body
     if not body(a, b, screen):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _cache_folder() -> Path:
-    """Where artifacts lie that are compiled on demand: draft-circuit in $XDG_CACHE_HOME, or in ~/.cache without it."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    # the base directory specification has relative paths ignored
-    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "draft-circuit"
 
 
 def main() -> None:

@@ -45,11 +45,18 @@ class RoutedExperts(Node):
             total = total + expert_out[:, choice].float() * weights[:, choice, None]
         return total.to(x.dtype)
 
+    @staticmethod
+    def expected_distinct(num_experts: int, top_k: int, num_rows: int) -> float:
+        """Return how many experts `num_rows` rows touch on average when each draws its top_k uniformly.
+
+        Real routers favour some experts, and rows of one text favour the same: they touch fewer.
+        """
+        return num_experts * (1.0 - (1.0 - top_k / num_experts) ** num_rows)
+
     def cost(self, x: TensorType, ids: TensorType, weights: TensorType, gate_up: TensorType, down: TensorType) -> Cost:
         num_rows, top_k = ids.sizes()
         num_experts, hidden, inter = down.sizes()
-        # distinct experts that rows touch when each row draws its k uniformly
-        distinct = num_experts * (1.0 - (1.0 - top_k / num_experts) ** num_rows)
+        distinct = self.expected_distinct(num_experts, top_k, num_rows)
         expert_bytes = total_bytes(gate_up, down) // num_experts
         read = round(distinct * expert_bytes) + total_bytes(x, ids, weights)
         return Cost(6 * num_rows * top_k * hidden * inter, read, x.num_bytes())

@@ -1,0 +1,96 @@
+"""What `circuit plan` is asked for, read from its options: sizes, rates, levers."""
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from drafts.levers import ModelLevers
+
+MAX_BATCH = 4096
+_COUNT = re.compile(r"([0-9]{1,12})([km]?)")
+_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([tg])(?:b(?:/s)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """The options as given; `measured_device` is the file of this machine's measurement."""
+
+    subject: str | None
+    device: str
+    batches: str
+    contexts: str
+    num_drafts: int
+    backend: str | None
+    dtype_name: str | None
+    levers: str
+    bandwidth: str | None
+    launch_gap_us: float | None
+    reserve_gb: float
+    measured_device: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedupRequest:
+    """What --speedup works from: numbers as given, or the file of a demo's record."""
+
+    acceptance: str | None
+    verify_us: str | None
+    draft_us: str | None
+    measured: Path | None
+
+
+def counts(text: str, option: str, *, high: int) -> tuple[int, ...]:
+    """Read `4096`, `4k` (4,096), `1m` (1,048,576) and lists of them, sorted; ValueError says what was expected."""
+    found = []
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part.strip().lower())
+        number = int(match[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[match[2]] if match else 0
+        if not 1 <= number <= high:
+            example = "4k,131072" if high >= 1 << 17 else "1,4"
+            raise ValueError(f"{option}: expected numbers from 1 to {high:,} such as {example}, got {part.strip()!r}")
+        found.append(number)
+    return tuple(sorted(set(found)))
+
+
+def rate(text: str) -> float:
+    """Read `4.3TB/s` or `864G` as bytes a second."""
+    match = _RATE.fullmatch(text.strip().lower())
+    if not match or not float(match[1]):
+        raise ValueError(f"--bandwidth: expected a rate such as 4.3TB/s or 864GB/s, got {text!r}")
+    return float(match[1]) * {"t": 1e12, "g": 1e9}[match[2]]
+
+
+def floats(text: str, option: str, *, high: float = math.inf) -> tuple[float, ...]:
+    """Read `0.7,0.6`: numbers from 0 to `high`."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= number <= high and math.isfinite(number) for number in found):
+        upto = "" if math.isinf(high) else f" to {high:g}"
+        raise ValueError(f"{option}: expected numbers from 0{upto} such as 0.7,0.6, got {text!r}")
+    return found
+
+
+def parse_levers(text: str) -> ModelLevers:
+    """Read `index_share=off,mtp_kv_exact=false`; ValueError lists the levers, the close ones first."""
+    given: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, separator, value = (piece.strip() for piece in part.partition("="))
+        if name not in ModelLevers.model_fields:
+            close = difflib.get_close_matches(name, ModelLevers.model_fields, n=1, cutoff=0.5)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise ValueError(f"--levers: no lever {name!r}; {meant}there are {', '.join(ModelLevers.model_fields)}")
+        if not separator or not value:
+            raise ValueError(f"--levers: expected {name}=VALUE, got {part!r}")
+        given[name] = {"true": True, "false": False}.get(value, int(value) if value.isdecimal() else value)
+    try:
+        return ModelLevers.model_validate(given)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(f"--levers: {fault['loc'][0]}: {fault['msg']}, got {fault['input']!r}") from None

@@ -1,0 +1,218 @@
+"""A plan as tables and as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from compiler import Device, LaunchCost, Roofline
+from drafts.commands.grid import Grid
+from drafts.commands.session import DTYPE_NAMES
+from drafts.plan_drafter import DraftPlan
+
+NARROW = 100  # columns: below it, how a launch runs takes one column
+MAX_CUTS = 6
+UNKNOWN = "?"
+FIGURE_NAMES = {
+    "memory_bandwidth_gbps": "datasheet bandwidth",
+    "copy_rate_gbps": "measured copy rate",
+    "capacity_gb": "capacity",
+    "l2_mb": "L2 size",
+    "num_multiprocessors": "multiprocessors",
+    "bf16_tflops": "bf16 rate",
+    "fp8_tflops": "fp8 rate",
+    "int8_tops": "int8 rate",
+    "launch_gap_us": "launch gap",
+}
+
+
+def headline(plan: DraftPlan, name: str) -> list[str]:
+    """Return the lines that say what was planned, on what, and what is not known of it."""
+    device, roofline = plan.device, plan.roofline
+    how = {
+        "triton": "triton: planned launches, none is built yet",
+        "inductor": "inductor: one native program a chain, listed node by node",
+        "reference": "reference: every node by itself",
+    }[plan.backend]
+    dtype = DTYPE_NAMES.get(plan.config.dtype, str(plan.config.dtype))
+    parts = [f"{roofline.bytes_per_s / 1e12:.3g} TB/s ({roofline.bandwidth_kind})"]
+    parts += [f"{roofline.flops_per_s / 1e12:,.0f} TFLOPS bf16"] if roofline.flops_per_s else []
+    parts += [f"{roofline.launch_gap_us:g} us a launch gap"] if roofline.launch_gap_us is not None else []
+    lines = [
+        f"{name}  {dtype}, {plan.num_drafts} {'draft' if plan.num_drafts == 1 else 'drafts'} a chain",
+        f"{device.title}  {', '.join(parts)}",
+        how,
+    ]
+    missing = _missing(device, roofline)
+    return [*lines, f"no public figure: {', '.join(missing)}"] if missing else lines
+
+
+def _missing(device: Device, roofline: Roofline) -> list[str]:
+    """What the files lack, less what was given by hand."""
+    given = {"launch_gap_us"} if roofline.launch_gap_us is not None else set()
+    return [FIGURE_NAMES[key] for key in device.unknown if key not in given]
+
+
+def summary(plans: Sequence[DraftPlan]) -> Grid:
+    """Return one row a batch and context: the first draft, and the chain."""
+    columns = ("batch", "context", "GB", "floor us", "launches", "gaps", "lm_head", "experts", "chain us")
+    return Grid(
+        columns,
+        tuple(
+            (
+                f"{plan.batch}",
+                f"{plan.context:,}",
+                f"{plan.bytes_per_draft / 1e9:.3g}",
+                f"{plan.floor_us:,.0f}" if plan.floor_us >= 10 else f"{plan.floor_us:.2f}",
+                f"{plan.launches_per_draft}",
+                UNKNOWN if plan.gap_share is None else f"{plan.gap_share:.1%}",
+                f"{plan.lm_head_share:.0%}",
+                f"{plan.distinct_experts:.1f}",
+                f"{plan.chain_floor_us:,.0f}" if plan.chain_floor_us >= 10 else f"{plan.chain_floor_us:.2f}",
+            )
+            for plan in plans
+        ),
+        title="a draft, and a chain of them",
+    )
+
+
+def memory(plans: Sequence[DraftPlan]) -> Grid:
+    """Return what each batch and context needs of the device's memory."""
+    return Grid(
+        ("batch", "context", "cache", "arena", "in all", "of", "fits", "max batch", "max context"),
+        tuple(
+            (
+                f"{plan.batch}",
+                f"{plan.context:,}",
+                size(plan.memory.cache(plan.batch, plan.context)),
+                size(plan.memory.arena(plan.batch, plan.context)),
+                size(plan.memory.total(plan.batch, plan.context)),
+                UNKNOWN if plan.capacity is None else size(plan.capacity),
+                UNKNOWN if plan.fits is None else "yes" if plan.fits else "no",
+                UNKNOWN if plan.largest_batch is None else f"{plan.largest_batch:,}",
+                UNKNOWN if plan.largest_context is None else f"{plan.largest_context:,}",
+            )
+            for plan in plans
+        ),
+        title="memory",
+    )
+
+
+def memory_line(plan: DraftPlan) -> str:
+    """Return what is held whatever the batch."""
+    need = plan.memory
+    reserved = f", {size(need.reserved)} kept for the target" if need.reserved else ""
+    return (
+        f"weights: {size(need.own_weights)} the drafter's, {size(need.shared_weights)} shared with the target"
+        f"{reserved}; cache: {need.bytes_per_token:,.0f} bytes a token, {need.bytes_per_sequence:,} a sequence"
+        + ("" if need.reserved else ". The target's own layers and caches are not counted: --reserve takes them off")
+    )
+
+
+def launches(plan: DraftPlan, *, width: int) -> Grid:
+    """Return the first draft's launches, each with its floor and its share of it."""
+    columns: tuple[str, ...] = ("launch", "MB read", "KB written", "MFLOP", "floor us", "share")
+    is_narrow = width < NARROW
+    columns += ("runs as",) if is_narrow else ("numerics", "kernel")
+    rows = []
+    for launch in plan.first:
+        floor = plan.launch_floor_us(launch)
+        numerics = launch.numerics.partition(",")[0] + (")" if "," in launch.numerics else "")
+        how = (numerics, launch.kernel)
+        joined = numerics if numerics == launch.kernel else f"{numerics}, {launch.kernel}"
+        rows.append(
+            (
+                launch.name,
+                f"{launch.cost.bytes_read / 1e6:,.2f}",
+                f"{launch.cost.bytes_written / 1e3:,.1f}",
+                f"{launch.cost.flops / 1e6:,.1f}",
+                f"{floor:,.2f}",
+                f"{floor / plan.floor_us:.1%}",
+                *((joined,) if is_narrow else how),
+            )
+        )
+    title = f"the first draft's launches at batch {plan.batch}, context {plan.context:,}"
+    return Grid(columns, tuple(rows), texts=("launch", "runs as", "numerics", "kernel"), title=title)
+
+
+def cuts(plan: DraftPlan) -> Grid:
+    """Return what to cut next, by what it saves of floor and gaps together."""
+    whole = plan.floor_us + (plan.gap_us or 0.0)
+    rows = tuple(
+        (f"{rank}", f"{cut.saves_us:,.1f}", f"{cut.saves_us / whole:.1%}", cut.where, cut.what)
+        for rank, cut in enumerate(plan.cuts[:MAX_CUTS], start=1)
+        if cut.saves_us / whole >= 0.001
+    )
+    return Grid(
+        ("", "saves us", "share", "where", "what"), rows, texts=("where", "what"), title="what to cut next, at best"
+    )
+
+
+def plan_record(plan: DraftPlan, name: str) -> dict[str, Any]:
+    """Return a plan as one JSON object; times in microseconds, sizes in bytes."""
+    need = plan.memory
+    return {
+        "subject": name,
+        "device": plan.device.name,
+        "backend": plan.backend,
+        "dtype": DTYPE_NAMES.get(plan.config.dtype, str(plan.config.dtype)),
+        "batch": plan.batch,
+        "context": plan.context,
+        "num_drafts": plan.num_drafts,
+        "bandwidth_gbps": plan.roofline.bytes_per_s / 1e9,
+        "bandwidth_kind": plan.roofline.bandwidth_kind,
+        "bytes_per_draft": plan.bytes_per_draft,
+        "floor_us_per_draft": plan.floor_us,
+        "launches_per_draft": plan.launches_per_draft,
+        "launch_gap_us": plan.roofline.launch_gap_us,
+        "launch_gap_share": plan.gap_share,
+        "lm_head_share": plan.lm_head_share,
+        "distinct_experts": plan.distinct_experts,
+        "distinct_experts_model": "uniform routing: E (1 - (1 - k/E)^batch)",
+        "bytes_per_chain": plan.bytes_per_chain,
+        "floor_us_per_chain": plan.chain_floor_us,
+        "launches_per_chain": plan.launches_per_chain,
+        "fits": plan.fits,
+        "memory": {
+            "own_weights": need.own_weights,
+            "shared_weights": need.shared_weights,
+            "reserved": need.reserved,
+            "cache_per_token": need.bytes_per_token,
+            "cache_per_sequence": need.bytes_per_sequence,
+            "cache": need.cache(plan.batch, plan.context),
+            "arena": need.arena(plan.batch, plan.context),
+            "total": need.total(plan.batch, plan.context),
+            "capacity": plan.capacity,
+            "largest_batch": plan.largest_batch,
+            "largest_context": plan.largest_context,
+        },
+        "cuts": [{"where": cut.where, "what": cut.what, "saves_us": cut.saves_us} for cut in plan.cuts],
+        "launches": [_launch_record(plan, launch) for launch in plan.first],
+        "following_launches": [_launch_record(plan, launch) for launch in plan.following],
+    }
+
+
+def _launch_record(plan: DraftPlan, launch: LaunchCost) -> dict[str, Any]:
+    floor = plan.launch_floor_us(launch)
+    return {
+        "region": launch.name,
+        "node_types": launch.node_types,
+        "values": launch.values,
+        "weights": launch.weights,
+        "bytes_read": launch.cost.bytes_read,
+        "bytes_written": launch.cost.bytes_written,
+        "weight_bytes": launch.weight_bytes,
+        "state_bytes": launch.state_bytes,
+        "flops": launch.cost.flops,
+        "floor_us": floor,
+        "share": floor / plan.floor_us,
+        "numerics": launch.numerics,
+        "kernel": launch.kernel,
+    }
+
+
+def size(num_bytes: float) -> str:
+    """Return bytes for people: `2.05 GB`, `334 KB`."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if num_bytes >= factor:
+            shown = num_bytes / factor
+            return f"{shown:,.3g} {unit}" if shown < 1e3 else f"{shown:,.0f} {unit}"
+    return f"{num_bytes:,.0f} bytes"

@@ -1,0 +1,1 @@
+"""config.json files of released checkpoints, so that a plan needs no download."""
