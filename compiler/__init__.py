@@ -5,6 +5,7 @@ A backend is a package of its own, imported by its module: `compiler.inductor` l
 
 from compiler.artifact import (
     CIRCUIT,
+    DRIVER_FILE,
     FORMAT,
     MANIFEST,
     PACKAGES,
@@ -36,13 +37,25 @@ from compiler.estimate import (
     total_cost,
 )
 from compiler.parity import Bound, EdgeDifference, bound_for, compare_edges, worst_edge
-from compiler.passes import Feedback, bind_dims, chain, context, plan_memory, remove_dead_code, step
+from compiler.passes import (
+    IS_FIRST,
+    Feedback,
+    bind_dims,
+    chain,
+    context,
+    loop_step,
+    plan_memory,
+    remove_dead_code,
+    step,
+)
 from compiler.plan import Plan, ProgramPlan, plan_program, read_plan, sources_digest
 from compiler.registry import Numerics, lowered_nodes, lowering_of
 
 __all__ = [
     "CIRCUIT",
+    "DRIVER_FILE",
     "FORMAT",
+    "IS_FIRST",
     "MANIFEST",
     "PACKAGES",
     "PLAN",
@@ -76,6 +89,7 @@ __all__ = [
     "group_launches",
     "launch_of_call",
     "load_device",
+    "loop_step",
     "lowered_nodes",
     "lowering_of",
     "machine_fields",

@@ -18,11 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from circuit import CircuitError
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 MANIFEST = "manifest.json"
 CIRCUIT = "circuit.yaml"
 PLAN = "plan.json"
 PACKAGES = "packages"
+DRIVER_FILE = f"{PACKAGES}/driver.so"  # what runs the packages
 MAX_MANIFEST_BYTES = 1 << 20
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -44,7 +45,7 @@ class ProgramRecord(_Record):
     dims: dict[str, Size]
     num_threads: Size
     circuit_digest: Digest
-    file: Annotated[str, Field(pattern=r"^packages/[A-Za-z0-9_]+\.pt2$")]
+    file: Annotated[str, Field(pattern=r"^packages/[A-Za-z0-9_]+\.so$")]
     file_sha256: Digest
 
 
@@ -55,7 +56,7 @@ class Manifest(_Record):
     uses a missing one would end the process. weights: per weight, a hash of its dtype, shape and sampled values.
     """
 
-    format: Literal[1]
+    format: Literal[2]
     backend: Literal["inductor"]
     torch_version: str
     machine: str
@@ -68,6 +69,7 @@ class Manifest(_Record):
     circuit_digest: Digest  # of the text form
     circuit_sha256: Digest
     plan_sha256: Digest
+    driver_sha256: Digest
     programs: Annotated[tuple[ProgramRecord, ...], Field(min_length=1)]
     digest: Digest
 
@@ -84,11 +86,12 @@ def file_digest(path: Path) -> str:
 
 
 def manifest_digest(fields: Mapping[str, object], programs: Sequence[ProgramRecord]) -> str:
-    """Return the digest of a compile: all but where the checkpoint lies and the packages' hashes.
+    """Return the digest of a compile: all but where the checkpoint lies and the hashes of native code.
 
     A C++ compiler's output may carry a date, so that two packages of one program may differ.
     """
-    covered = {name: value for name, value in fields.items() if name not in ("digest", "checkpoint", "programs")}
+    left_out = ("digest", "checkpoint", "programs", "driver_sha256")
+    covered = {name: value for name, value in fields.items() if name not in left_out}
     listed = [program.model_dump(exclude={"file_sha256"}) for program in programs]
     return digest_of(json.dumps({**covered, "programs": listed}, sort_keys=True))
 
@@ -117,7 +120,7 @@ def read_manifest(folder: Path, *, for_this_machine: bool = True) -> Manifest:
         raise CircuitError(f"{path}: its digest does not fit its contents; it was edited, compile again")
     if for_this_machine and (reason := why_foreign(manifest)):
         raise CircuitError(f"{path}: {reason}; compile again here")
-    expected = {CIRCUIT: manifest.circuit_sha256, PLAN: manifest.plan_sha256}
+    expected = {CIRCUIT: manifest.circuit_sha256, PLAN: manifest.plan_sha256, DRIVER_FILE: manifest.driver_sha256}
     for name, digest in (expected | {program.file: program.file_sha256 for program in manifest.programs}).items():
         _check_file(folder, name, digest)
     return manifest

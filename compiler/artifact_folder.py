@@ -18,7 +18,8 @@ def is_artifact_folder(folder: Path) -> bool:
     packages = folder / PACKAGES
     held = [*packages.iterdir()] if packages.is_dir() else []
     return {entry.name for entry in folder.iterdir()} <= {MANIFEST, CIRCUIT, PLAN, PACKAGES} and all(
-        entry.suffix == ".pt2" for entry in held
+        entry.suffix in (".so", ".pt2")
+        for entry in held  # what an earlier format held may be replaced too
     )
 
 

@@ -23,9 +23,17 @@ from compiler import (
     sources_digest,
     write_manifest,
 )
-from compiler.inductor import BuildJob, build_packages, require_cxx_compiler
+from compiler.inductor import BuildJob, build_driver, build_packages, require_cxx_compiler
 from drafts.binding import DraftBinding, not_modelled
-from drafts.programs import COMPILED_DTYPES, CONTEXT_ROWS, ProgramKey, program_circuit, program_dims, program_keys
+from drafts.programs import (
+    COMPILED_DTYPES,
+    CONTEXT_ROWS,
+    ProgramKey,
+    program_circuit,
+    program_dims,
+    program_keys,
+    program_step,
+)
 from drafts.proposer import DraftProposer
 from drafts.weight_digests import weight_digests
 
@@ -65,6 +73,7 @@ def compile_drafter(
             num_workers=min(num_workers or os.cpu_count() or 1, len(jobs)),
             on_built=None if on_built is None else lambda job, seconds: on_built(job.path.stem, seconds),
         )
+        driver = build_driver(folder / PACKAGES)
         save_document(binding.circuit, folder / CIRCUIT)
         plans = tuple(
             plan_program(job.circuit, name=key.name, backend="inductor", dims=job.dims)
@@ -77,6 +86,7 @@ def compile_drafter(
             "checkpoint": os.path.relpath(checkpoint.resolve(), folder),
             "circuit_sha256": file_digest(folder / CIRCUIT),
             "plan_sha256": file_digest(folder / PLAN),
+            "driver_sha256": file_digest(driver),
         }
         return write_manifest(folder, fields, [_record(binding, key, job) for key, job in zip(keys, jobs, strict=True)])
 
@@ -93,9 +103,12 @@ def bound_circuit(proposer: DraftProposer, checkpoint: Path) -> DraftBinding:
     return binding
 
 
-def compile_key(binding: DraftBinding, *, num_drafts: int, batches: Sequence[int], contexts: Sequence[int]) -> str:
-    """Return a digest of all that decides what a compile makes, known before it: the name of a cached artifact."""
-    keys = program_keys(binding, num_drafts=num_drafts, batches=batches, contexts=contexts)
+def compile_key(binding: DraftBinding, *, batches: Sequence[int], contexts: Sequence[int]) -> str:
+    """Return a digest of all that decides what a compile makes, known before it: the name of a cached artifact.
+
+    How many drafts are asked for decides nothing: a chain's program runs any number.
+    """
+    keys = program_keys(binding, num_drafts=1, batches=batches, contexts=contexts)
     return digest_of(json.dumps({**_fields(binding), "programs": [key.name for key in keys]}, sort_keys=True))
 
 
@@ -120,10 +133,10 @@ def _jobs(binding: DraftBinding, keys: Sequence[ProgramKey], folder: Path) -> li
     num_threads = threads_for(binding)
     return [
         BuildJob(
-            circuit=program_circuit(binding, key),
+            circuit=program_step(binding, key)[0],
             dims={**program_dims(binding, key), **OPEN_SIZES},
             num_threads=num_threads,
-            path=folder / f"{key.name}.pt2",
+            path=folder / f"{key.name}.so",
         )
         for key in keys
     ]

@@ -2,11 +2,10 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,9 +23,15 @@ class Program(Protocol):
     """A compiled program: runs on tensors by name, changes the states in place, returns the outputs."""
 
     def run(
-        self, *, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+        self,
+        *,
+        inputs: Mapping[str, Tensor],
+        states: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        num_steps: int,
+        outputs: Sequence[str],
     ) -> dict[str, Tensor]:
-        """Run once."""
+        """Run `num_steps` steps, each fed by the one before; return the outputs by name, [num_steps, ...]."""
         ...
 
 
@@ -41,8 +46,8 @@ class _Fit:
 class CompiledRunner:
     """A draft path over compiled programs; what none of them serves runs interpreted, said once and counted.
 
-    A run is padded to the smallest program that fits: rows of the null sequence that write nothing anyone reads, block
-    tables of null blocks, and drafts beyond those asked for, whose traces are removed.
+    A run is padded to the smallest program that fits: rows of the null sequence that write nothing anyone reads, and
+    block tables of null blocks.
     """
 
     def __init__(self, binding: DraftBinding, programs: Mapping[ProgramKey, Program], *, backend: str) -> None:
@@ -69,7 +74,7 @@ class CompiledRunner:
         if fit is None:
             self._interpreted.write_rows(rows, cache)
             return
-        self._run(fit, rows, cache)
+        self._run(fit, rows, cache, num_steps=1, outputs=())
 
     def draft(
         self,
@@ -91,25 +96,27 @@ class CompiledRunner:
             return self._interpreted.draft(
                 rows, cache, num_drafts=num_drafts, grammar=grammar, has_confidence=has_confidence
             )
-        surplus = torch.arange(num_drafts, fit.key.num_drafts, device=rows.position.device)
-        ring = (rows.position.unsqueeze(1) + surplus) % cache.tail_depth
-        held = cache.tail[rows.sequence.unsqueeze(1), ring]
-        outputs = self._run(fit, rows, cache)
-        # rows beyond the drafts asked for are dead, but in the ring they lie over live ones
-        cache.tail[rows.sequence.unsqueeze(1), ring] = held
-        ids = [outputs[f"token.{number}"][: rows.num_rows] for number in range(1, num_drafts + 1)]
-        return Drafts(torch.stack(ids, dim=1))
+        outputs = self._run(fit, rows, cache, num_steps=num_drafts, outputs=("token",))
+        return Drafts(outputs["token"][:, : rows.num_rows].T.contiguous())
 
-    def _run(self, fit: _Fit, rows: RowBatch, cache: DrafterCache) -> dict[str, Tensor]:
+    def _run(
+        self, fit: _Fit, rows: RowBatch, cache: DrafterCache, *, num_steps: int, outputs: Sequence[str]
+    ) -> dict[str, Tensor]:
         padded = _padded(rows, fit.key.num_rows, fit.key.max_rows // cache.block_size)
-        return fit.program.run(inputs=row_inputs(padded), states=state_tensors(cache), weights=self.binding.weights)
+        return fit.program.run(
+            inputs=row_inputs(padded),
+            states=state_tensors(cache),
+            weights=self.binding.weights,
+            num_steps=num_steps,
+            outputs=outputs,
+        )
 
     def _fit(self, kind: ProgramKind, rows: RowBatch, *, num_drafts: int) -> _Fit | None:
         """The smallest program that serves the rows, None where there is none, which is counted."""
         newest = int(rows.position.max()) + 1 if rows.num_rows else 0
         for key, program in self._programs.items():
-            is_large_enough = key.num_rows >= rows.num_rows and key.num_drafts >= num_drafts
-            if key.kind == kind and is_large_enough and key.max_rows >= newest + max(key.num_drafts - 1, 0):
+            is_large_enough = key.num_rows >= rows.num_rows and key.max_rows >= newest + max(num_drafts - 1, 0)
+            if key.kind == kind and is_large_enough:
                 return _Fit(key, program)
         self._count_fallback(f"{kind} of {rows.num_rows} rows and {num_drafts} drafts at {newest} rows")
         return None

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from circuit import CircuitError, to_text
+from circuit import BindingError, CircuitError, to_text
 from compiler import Manifest, ProgramRecord, digest_of, read_manifest
 from compiler.inductor import PackagedProgram
 from drafts.binding import DraftBinding
 from drafts.compiled_runner import CompiledRunner
 from drafts.config import read_config
 from drafts.decisions import Decisions
-from drafts.programs import COMPILED_DTYPES, ProgramKey, program_circuit, program_dims
+from drafts.programs import COMPILED_DTYPES, ProgramKey, program_dims, program_step
 from drafts.proposer import DraftProposer
 from drafts.weight_digests import different_weights
 
@@ -56,7 +56,7 @@ class Artifact:
 
     @property
     def num_drafts(self) -> int:
-        """Drafts of the longest chain it holds."""
+        """Drafts of the chain that it was compiled for; its programs run longer ones too."""
         return max(program.num_drafts for program in self.manifest.programs)
 
     @property
@@ -144,11 +144,10 @@ def _key(record: ProgramRecord) -> ProgramKey:
 
 def _load_program(folder: Path, record: ProgramRecord, binding: DraftBinding) -> PackagedProgram:
     key = _key(record)
-    circuit = program_circuit(binding, key)
+    circuit, feedback = program_step(binding, key)
     if digest_of(to_text(circuit)) != record.circuit_digest or record.dims != program_dims(binding, key):
         raise CircuitError(f"{folder}: {record.name} was compiled from another circuit; compile again")
     try:
-        return PackagedProgram(circuit, record.dims, folder / record.file)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CircuitError(f"{folder / record.file}: cannot be loaded: {reason}; compile again") from error
+        return PackagedProgram(circuit, record.dims, folder / record.file, feedback=feedback)
+    except (BindingError, OSError) as error:
+        raise CircuitError(f"{folder / record.file}: cannot be loaded: {error}; compile again") from error

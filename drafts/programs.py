@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from circuit import Circuit
-from compiler import chain, remove_dead_code
+from compiler import Feedback, chain, loop_step, remove_dead_code
 from drafts.binding import DraftBinding
 
 ProgramKind = Literal["chain", "context"]
@@ -18,10 +18,10 @@ CONTEXT_ROWS = (4, 64)  # a round's catch-up, and a prefill's part
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProgramKey:
-    """One compiled program: a chain of `num_drafts` drafts of `num_rows` sequences, or `num_rows` context rows.
+    """One compiled program: chains of drafts of `num_rows` sequences, or `num_rows` context rows.
 
     max_rows: the longest sequence it serves, in cache rows, its own rows included; a multiple of the block size.
-    num_drafts is 0 for context rows.
+    num_drafts: the drafts it was asked for; the step inside runs any number of times. 0 for context rows.
     """
 
     kind: ProgramKind
@@ -31,18 +31,24 @@ class ProgramKey:
 
     @property
     def name(self) -> str:
-        """The name of its file: `chain3_rows1_context1024`."""
-        drafts = str(self.num_drafts) if self.kind == "chain" else ""
-        return f"{self.kind}{drafts}_rows{self.num_rows}_context{self.max_rows}"
+        """The name of its file: `chain_rows1_context1024`."""
+        return f"{self.kind}_rows{self.num_rows}_context{self.max_rows}"
 
 
 def program_circuit(binding: DraftBinding, key: ProgramKey) -> Circuit:
-    """Return the circuit of a program, dead code removed."""
+    """Return what a program means, dead code removed: all drafts of a chain, one after the other."""
     if key.kind == "context":
         return binding.context()
     first, following = binding.step(is_first=True), binding.step(is_first=False)
     steps = [first, *[following] * (key.num_drafts - 1)]
     return remove_dead_code(chain(steps, feedback=binding.feedback, outputs=("token",)))
+
+
+def program_step(binding: DraftBinding, key: ProgramKey) -> tuple[Circuit, tuple[Feedback, ...]]:
+    """Return what is compiled of a program: the circuit that a run repeats, and how a repetition feeds the next."""
+    if key.kind == "context":
+        return binding.context(), ()
+    return loop_step(binding.step(is_first=True), feedback=binding.feedback)
 
 
 def program_dims(binding: DraftBinding, key: ProgramKey) -> dict[str, int]:

@@ -15,6 +15,7 @@ from nodes.append_tail import AppendTail
 from nodes.argmax import Argmax
 from nodes.cache_slots import CacheSlots
 from nodes.cast import Cast
+from nodes.choose import Choose
 from nodes.concat import Concat
 from nodes.embedding import Embedding
 from nodes.extend_selection import ExtendSelection
@@ -27,6 +28,7 @@ from nodes.linear import Linear
 from nodes.rms_norm import RmsNorm
 from nodes.routed_experts import RoutedExperts
 from nodes.select_topk import SelectTopk
+from nodes.slice import Slice
 from nodes.sparse_mla_attention import SparseMlaAttention
 from nodes.split_heads import SplitHeads
 from nodes.swiglu import Swiglu
@@ -42,6 +44,7 @@ __all__ = [
     "Argmax",
     "CacheSlots",
     "Cast",
+    "Choose",
     "Concat",
     "Embedding",
     "ExtendSelection",
@@ -54,6 +57,7 @@ __all__ = [
     "RmsNorm",
     "RoutedExperts",
     "SelectTopk",
+    "Slice",
     "SparseMlaAttention",
     "SplitHeads",
     "Swiglu",

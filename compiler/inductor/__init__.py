@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compiler.inductor.build import BuildJob, build_packages
+    from compiler.inductor.driver import DRIVER
     from compiler.inductor.export import LoweredCircuit, export_circuit
-    from compiler.inductor.package import build_package
+    from compiler.inductor.package import build_driver, build_package
     from compiler.inductor.program import PackagedProgram
     from compiler.inductor.toolchain import has_cxx_compiler, require_cxx_compiler
 
@@ -17,6 +18,8 @@ _MODULES = {
     "BuildJob": "compiler.inductor.build",
     "LoweredCircuit": "compiler.inductor.export",
     "PackagedProgram": "compiler.inductor.program",
+    "DRIVER": "compiler.inductor.driver",
+    "build_driver": "compiler.inductor.package",
     "build_package": "compiler.inductor.package",
     "build_packages": "compiler.inductor.build",
     "export_circuit": "compiler.inductor.export",
@@ -25,9 +28,11 @@ _MODULES = {
 }
 
 __all__ = [
+    "DRIVER",
     "BuildJob",
     "LoweredCircuit",
     "PackagedProgram",
+    "build_driver",
     "build_package",
     "build_packages",
     "export_circuit",

@@ -1,15 +1,16 @@
-"""Run a package: native code of one circuit at fixed sizes, loaded without a compiler."""
+"""Run a package: native code of one circuit at fixed sizes, run step after step in one call, without a compiler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from circuit import BindingError, Circuit, StateType, Value
-
-_WEIGHTS = 2
+from circuit import BindingError, Circuit, StateType, TensorType, Value
+from compiler.inductor.driver import DRIVER, Driver
+from compiler.passes import IS_FIRST, Feedback
 
 
 def argument_order(circuit: Circuit) -> tuple[Value, ...]:
@@ -19,10 +20,13 @@ def argument_order(circuit: Circuit) -> tuple[Value, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """One argument of a package, ready to be checked: None in `sizes` is a dim the package leaves open."""
+    """One argument of a package, ready to be checked: None in `sizes` is a dim the package leaves open.
+
+    kind: given with each run, made by the driver between two steps, or bound to memory that outlives a run.
+    """
 
     value: Value
-    table: int  # 0 inputs, 1 states, 2 weights
+    kind: Literal["given", "made", "state", "weight"]
     dtype: torch.dtype
     sizes: tuple[int | None, ...]
 
@@ -38,45 +42,95 @@ class _Place:
 class PackagedProgram:
     """A loaded package of a circuit; runs on tensors by name and changes the states in place.
 
-    Every dtype, shape and stride is checked before native code sees a pointer: it checks none of them itself. Weights
-    are checked again only when a name is bound to another tensor.
+    With `feedback`, from outputs to inputs, one run is `num_steps` steps, each fed by the one before; an input
+    `is_first` then is made here, and so is one that only later steps are fed. Every dtype, shape and stride is checked
+    before native code sees a pointer: it checks none of them itself. States and weights are bound once, and again when
+    a name is bound to another tensor.
     """
 
-    def __init__(self, circuit: Circuit, dims: Mapping[str, int], path: Path) -> None:
+    def __init__(
+        self, circuit: Circuit, dims: Mapping[str, int], path: Path, *, feedback: Sequence[Feedback] = ()
+    ) -> None:
         self.circuit = circuit
         self.dims = dict(dims)
+        self._results = {name: _sizes(value, dims) for name, value in circuit.outputs.items()}
+        fed_by = {edge.target: list(circuit.outputs).index(edge.source) for edge in feedback}
         self._ports = tuple(_port(value, dims) for value in argument_order(circuit))
+        self._given = tuple(index for index, port in enumerate(self._ports) if port.kind == "given")
+        self._bound = tuple(index for index, port in enumerate(self._ports) if port.kind in ("state", "weight"))
         self._open_dims = _open_dims(self._ports)
-        self._checked_weights: dict[str, Tensor] = {}
-        self._output_names = tuple(circuit.outputs)
-        # torch's own way to load one imports its whole compiler first, a second and more
-        self._loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+        self._held: dict[int, Tensor] = {}  # what is bound, kept alive
+        self._addresses: dict[int, int] = {}
+        self._driver = Driver(
+            path.with_name(DRIVER), path, num_ports=len(self._ports), num_results=len(circuit.outputs)
+        )
+        for index, port in enumerate(self._ports):
+            if port.kind in ("given", "made"):
+                name = port.value.name
+                self._driver.bind(
+                    index,
+                    port.dtype,
+                    [size or 0 for size in port.sizes],
+                    fed_by=fed_by.get(name, -1),
+                    is_first_flag=name == IS_FIRST,
+                )
 
     def run(
-        self, *, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+        self,
+        *,
+        inputs: Mapping[str, Tensor],
+        states: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        num_steps: int = 1,
+        outputs: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the outputs by name. `BindingError` for a tensor that is missing or does not fit."""
-        tables = (inputs, states, weights)
-        tensors = [self._checked(port, tables[port.table]) for port in self._ports]
+        """Return the `outputs` (None: all) by name, each [num_steps, *its sizes].
+
+        `BindingError` for a tensor that is missing or does not fit.
+        """
+        given = [self._checked(index, inputs) for index in self._given]
+        self._bind(states, weights)
+        wanted = tuple(self._results) if outputs is None else outputs
+        made = {name: torch.empty(num_steps, *self._results[name][1], dtype=self._results[name][0]) for name in wanted}
+        targets = []
+        for index, name in enumerate(self._results):
+            tensor = made.get(name)
+            targets.append((index, 0 if tensor is None else tensor.data_ptr()))
+            if tensor is not None:
+                self._driver.expect(index, tensor[:1].nbytes)
+        sources = [(index, tensor.data_ptr()) for index, tensor in zip(self._given, given, strict=True)]
+        self._driver.run(num_steps, sources, targets)
+        return made
+
+    def _bind(self, states: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        changed = []
+        for index in self._bound:
+            port = self._ports[index]
+            table = states if port.kind == "state" else weights
+            # a tensor object keeps its dtype and shape, but `tensor.data = other` gives it other memory
+            tensor = table.get(port.value.name)
+            if tensor is None or tensor is not self._held.get(index) or tensor.data_ptr() != self._addresses[index]:
+                changed.append((index, self._checked(index, table)))
+        if not changed:
+            return
+        held = {**self._held, **dict(changed)}
         for name, (first, *others) in self._open_dims.items():
-            size = tensors[first.port].shape[first.axis]
-            if any(tensors[other.port].shape[other.axis] != size for other in others):
+            size = held[first.port].shape[first.axis]
+            if any(held[other.port].shape[other.axis] != size for other in others):
                 got = ", ".join(
-                    f"{self._ports[place.port].value!r} {tensors[place.port].shape[place.axis]}"
+                    f"{self._ports[place.port].value!r} {held[place.port].shape[place.axis]}"
                     for place in (first, *others)
                 )
                 raise BindingError(f"package of {self.circuit.name!r}: expected one size of {name}, got {got}")
-        results = self._loader.boxed_run(tensors)
-        return dict(zip(self._output_names, results, strict=True))
+        for index, tensor in changed:
+            self._driver.bind(index, tensor.dtype, tensor.shape, address=tensor.data_ptr())
+            self._held[index], self._addresses[index] = tensor, tensor.data_ptr()
 
-    def _checked(self, port: _Port, table: Mapping[str, Tensor]) -> Tensor:
-        name = port.value.name
-        tensor = table.get(name)
+    def _checked(self, index: int, table: Mapping[str, Tensor]) -> Tensor:
+        port = self._ports[index]
+        tensor = table.get(port.value.name)
         if tensor is None:
             raise BindingError(f"{self._place(port)}: missing; pass a tensor of its type")
-        # a tensor object keeps its dtype, shape and strides for as long as it is this object
-        if port.table == _WEIGHTS and self._checked_weights.get(name) is tensor:
-            return tensor
         shape = tensor.shape
         fits = len(shape) == len(port.sizes) and all(
             expected is None or expected == size for expected, size in zip(port.sizes, shape, strict=True)
@@ -87,8 +141,6 @@ class PackagedProgram:
             )
         if not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise BindingError(f"{self._place(port)}: expected a contiguous CPU tensor, got strides {tensor.stride()}")
-        if port.table == _WEIGHTS:
-            self._checked_weights[name] = tensor
         return tensor
 
     def _place(self, port: _Port) -> str:
@@ -99,7 +151,17 @@ def _port(value: Value, dims: Mapping[str, int]) -> _Port:
     declared = value.type.tensor if isinstance(value.type, StateType) else value.type
     bound = declared.bind(dims)
     sizes = tuple(int(dim) if dim.is_Integer else None for dim in bound.shape)
-    return _Port(value, {"input": 0, "state": 1, "weight": _WEIGHTS}[value.kind], declared.dtype, sizes)
+    kind: Literal["given", "made", "state", "weight"]
+    if value.kind == "input":
+        kind = "made" if value.name == IS_FIRST or value.name.endswith(".fed") else "given"
+    else:
+        kind = "state" if value.kind == "state" else "weight"
+    return _Port(value, kind, declared.dtype, sizes)
+
+
+def _sizes(value: Value, dims: Mapping[str, int]) -> tuple[torch.dtype, tuple[int, ...]]:
+    assert isinstance(value.type, TensorType)
+    return value.type.dtype, value.type.bind(dims).sizes()
 
 
 def _open_dims(ports: Sequence[_Port]) -> dict[str, tuple[_Place, ...]]:

@@ -65,7 +65,7 @@ def _compacted(is_chosen: Tensor, count: int) -> Tensor:
 
 
 def _count(holds: Tensor) -> Tensor:
-    """Return float32: how often it holds along the last dim. A float's sum across vector lanes is fast, an integer's not."""
+    """Return float32: how often it holds along the last dim. An integer's sum across vector lanes is slow."""
     return torch.where(holds, 1.0, 0.0).sum(dim=-1)
 
 

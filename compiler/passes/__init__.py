@@ -3,7 +3,19 @@
 from compiler.passes.bind_dims import bind_dims
 from compiler.passes.chain import chain
 from compiler.passes.dead_code import remove_dead_code
+from compiler.passes.loop import IS_FIRST, loop_step
 from compiler.passes.plan_memory import MemoryPlan, plan_memory
 from compiler.passes.specialise import Feedback, context, step
 
-__all__ = ["Feedback", "MemoryPlan", "bind_dims", "chain", "context", "plan_memory", "remove_dead_code", "step"]
+__all__ = [
+    "IS_FIRST",
+    "Feedback",
+    "MemoryPlan",
+    "bind_dims",
+    "chain",
+    "context",
+    "loop_step",
+    "plan_memory",
+    "remove_dead_code",
+    "step",
+]

@@ -59,7 +59,6 @@ def measure(
         if with_torch_compile:
             for name, options in COMPILE_OPTIONS.items():
                 on_stage(f"compiling {name}")
-                torch._dynamo.reset()
                 runs[name] = compiled_by_torch(prepared, options=options)
                 runs[name]()
         on_stage("timing")

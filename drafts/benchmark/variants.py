@@ -1,21 +1,25 @@
 """The ways to run one chain of drafts that are timed against one another, each with module and cache of its own."""
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from circuit import Circuit, Value
-from compiler.inductor import LoweredCircuit, PackagedProgram, build_package
+from compiler.inductor import LoweredCircuit, PackagedProgram, build_driver, build_package
 from drafts.batch import RowBatch
 from drafts.binding import DraftBinding
 from drafts.cache import DrafterCache
+from drafts.compile_drafter import OPEN_SIZES
+from drafts.compiled_runner import CompiledRunner
 from drafts.config import DraftConfig
 from drafts.decisions import default_decisions
 from drafts.eager_glm5_next import EagerGlm5NextHead, EagerPath
-from drafts.programs import ProgramKey, program_circuit, program_dims
+from drafts.programs import ProgramKey, program_circuit, program_dims, program_step
 from drafts.proposer import DraftProposer
 from drafts.runner import row_inputs, state_tensors
 
@@ -27,6 +31,9 @@ COMPILE_OPTIONS: dict[str, CompileOptions | None] = {
     "torch_compile": None,
     "torch_compile_best": {"max_autotune": True, "freezing": True},
 }
+
+
+_numbers = count()
 
 
 class Prepared:
@@ -68,7 +75,7 @@ def eager(prepared: Prepared) -> Run:
 
 def compiled_by_torch(prepared: Prepared, *, options: CompileOptions | None) -> Run:
     """torch.compile of the chain in plain operators: linear, gather, softmax; weights as buffers, caches in place."""
-    module = _PlainChain(prepared.circuit, prepared.weights)
+    module = _own_code(_PlainChain)(prepared.circuit, prepared.weights)
     compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
     arguments = _arguments(prepared.circuit, prepared, _copied(prepared.cache))
 
@@ -80,18 +87,16 @@ def compiled_by_torch(prepared: Prepared, *, options: CompileOptions | None) -> 
 
 
 def compiled_circuit(prepared: Prepared, folder: Path, *, num_threads: int) -> Run:
-    """The compiled program of the same chain."""
+    """The compiled program of the same chain, through the runner that a proposer calls."""
     dims = program_dims(prepared.binding, prepared.key)
-    path = folder / f"{prepared.key.name}.pt2"
-    build_package(prepared.circuit, {**dims, "num_blocks": 7, "num_sequences": 3}, path, num_threads=num_threads)
-    program, cache = PackagedProgram(prepared.circuit, dims, path), _copied(prepared.cache)
-    inputs, states = row_inputs(prepared.rows), state_tensors(cache)
-
-    def run() -> Tensor:
-        outputs = program.run(inputs=inputs, states=states, weights=prepared.weights)
-        return torch.stack(tuple(outputs.values()), dim=1)
-
-    return run
+    circuit, feedback = program_step(prepared.binding, prepared.key)
+    path = folder / f"{prepared.key.name}.so"
+    build_driver(folder)
+    build_package(circuit, {**dims, **OPEN_SIZES}, path, num_threads=num_threads)
+    program = PackagedProgram(circuit, dims, path, feedback=feedback)
+    runner = CompiledRunner(prepared.binding, {prepared.key: program}, backend="inductor")
+    cache = _copied(prepared.cache)
+    return lambda: runner.draft(prepared.rows, cache, num_drafts=prepared.num_drafts).ids
 
 
 class _PlainChain(nn.Module):
@@ -106,6 +111,18 @@ class _PlainChain(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self._lowered(*tensors, *(getattr(self, name) for name in self._names))
+
+
+def _own_code(kind: type[_PlainChain]) -> type[_PlainChain]:
+    """Return a subclass whose forward is a code object of its own.
+
+    torch.compile keeps what it compiled by code object: two variants of one function would be each other's recompiles.
+    """
+    forward = kind.forward
+    copy = FunctionType(
+        forward.__code__.replace(co_filename=f"<variant {next(_numbers)}>"), forward.__globals__, "forward"
+    )
+    return type(kind.__name__, (kind,), {"forward": copy})
 
 
 def _arguments(circuit: Circuit, prepared: Prepared, cache: DrafterCache) -> list[Tensor]:

@@ -54,11 +54,9 @@ def num_drafts_of(asked: int | None, artifact: Artifact | None) -> int:
     """Return the drafts a round: as asked, else as compiled, else the default; ValueError for more than compiled."""
     if artifact is None:
         return asked or DEFAULT_NUM_DRAFTS
-    if asked is not None and asked > artifact.num_drafts:
-        raise ValueError(
-            f"--drafts: {artifact.folder} was compiled for {plural(artifact.num_drafts, 'draft')}, got {asked}; "
-            "ask for fewer, or compile it again"
-        )
+    limit = artifact.recorded.max_num_drafts
+    if asked is not None and asked > limit:
+        raise ValueError(f"--drafts: {artifact.folder} runs chains of up to {plural(limit, 'draft')}, got {asked}")
     return asked or artifact.num_drafts
 
 
@@ -76,7 +74,7 @@ def cached_artifact(
     proposer = _proposer(session)
     binding = bound_circuit(proposer, session.folder)
     batches, contexts = (1,), (_context_rows(session, num_tokens + num_drafts),)
-    key = compile_key(binding, num_drafts=num_drafts, batches=batches, contexts=contexts)
+    key = compile_key(binding, batches=batches, contexts=contexts)
     folder = choice.cache / f"{session.folder.resolve().name or 'checkpoint'}-{key[:16]}"
     if (folder / MANIFEST).exists():
         try:

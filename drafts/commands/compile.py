@@ -9,7 +9,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from compiler import Manifest, check_output
+from compiler import DRIVER_FILE, Manifest, check_output
 from compiler.inductor import require_cxx_compiler
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.commands.screen import Screen, plural
@@ -95,8 +95,9 @@ def _report(screen: Screen, output: Path, manifest: Manifest, *, seconds: dict[s
         table.add_row(program.name, f"{sizes[program.name]:,}", f"{seconds[program.name]:.1f}")
     screen.out.print(table)
     screen.out.print()
+    num_bytes = sum(sizes.values()) + (output / DRIVER_FILE).stat().st_size
     screen.out.print(
-        Text(f"{output}  {sum(sizes.values()):,} bytes in {total:.1f} s, digest {manifest.digest[:16]}"), soft_wrap=True
+        Text(f"{output}  {num_bytes:,} bytes in {total:.1f} s, digest {manifest.digest[:16]}"), soft_wrap=True
     )
     screen.emit(
         {
@@ -104,7 +105,7 @@ def _report(screen: Screen, output: Path, manifest: Manifest, *, seconds: dict[s
             "artifact": str(output),
             "digest": manifest.digest,
             "seconds": total,
-            "bytes": sum(sizes.values()),
+            "bytes": num_bytes,
             "programs": _program_records(sizes, seconds),
         }
     )

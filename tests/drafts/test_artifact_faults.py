@@ -14,7 +14,7 @@ from tests.drafts.tiny_checkpoint import write_tiny_checkpoint
 from tests.drafts.tiny_head import tiny_config, tiny_weights, write_checkpoint
 from tests.support.artifacts import read, rewrite, without_code
 
-PACKAGE = "packages/chain2_rows1_context32.pt2"
+PACKAGE = "packages/chain_rows1_context32.so"
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +105,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "edited manifest": (edit(MANIFEST, '"num_threads": 1', '"num_threads": 2'), "edited"),
     "edited decision": (edit(MANIFEST, "post_norm", "pre_norm"), "edited"),
     "field of a stranger": (says(turbo=1), "turbo"),
-    "newer format": (says(format=2), "expected artifact format 1, got 2; a newer version"),
+    "newer format": (says(format=3), "expected artifact format 2, got 3; a newer version"),
     "format in words": (says(format="one"), "format"),
     "other torch": (says(torch_version="1.13.1"), "compiled for torch_version 1.13.1, this is"),
     "other machine": (says(machine="sparc64"), "sparc64"),
     "other vector width": (says(cpu_capability="SVE256"), "SVE256"),
     "other CPU": (says(cpu_features=["avx2", "avx4096"]), "a CPU with avx4096"),
     "no programs": (says(programs=[]), "programs"),
-    "file above the artifact": (says_of_program(file="../outside.pt2"), "programs.0.file"),
+    "file above the artifact": (says_of_program(file="../outside.so"), "programs.0.file"),
     "file at a root": (says_of_program(file="/etc/passwd"), "programs.0.file"),
-    "file through the packages": (says_of_program(file="packages/../../outside.pt2"), "programs.0.file"),
-    "file of another kind": (says_of_program(file="packages/code.so"), "programs.0.file"),
-    "file with a line end": (says_of_program(file="packages/code.pt2\n"), "programs.0.file"),
+    "file through the packages": (says_of_program(file="packages/../../outside.so"), "programs.0.file"),
+    "file of another kind": (says_of_program(file="packages/code.pt2"), "programs.0.file"),
+    "file with a line end": (says_of_program(file="packages/code.so\n"), "programs.0.file"),
     "negative rows": (says_of_program(num_rows=-1), "programs.0.num_rows"),
     "missing package": (remove(PACKAGE), "got no such file"),
     "truncated package": (truncate(PACKAGE), "truncated or edited"),
@@ -230,7 +230,7 @@ def write_changed_head(folder: Path) -> None:
 def test_options_that_the_artifact_does_not_serve(whole: Path) -> None:
     artifact = whole / "artifact"
     for arguments, expected in (
-        (("--drafts", 3), "compiled for 2 drafts"),
+        (("--drafts", 17), "less than or equal to 16"),
         (("--dtype", "bf16"), "compiled in f32"),
     ):
         outcome = circuit("run", artifact, "--prompt", "a", *arguments)

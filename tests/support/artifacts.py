@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compiler.artifact import MANIFEST, Manifest, ProgramRecord, manifest_digest
-from compiler.inductor import BuildJob
+from compiler.inductor import DRIVER, BuildJob
 from drafts.compile_drafter import compile_drafter
 from drafts.decisions import Decisions
 from drafts.proposer import DraftProposer
@@ -62,7 +62,12 @@ def without_code(monkeypatch: pytest.MonkeyPatch, *, fails_at: str | None = None
             if on_built is not None:
                 on_built(job, 1.5)
 
+    def driver(folder: Path) -> Path:
+        (folder / DRIVER).write_bytes(b"no code either")
+        return folder / DRIVER
+
     monkeypatch.setattr("drafts.compile_drafter.build_packages", build)
+    monkeypatch.setattr("drafts.compile_drafter.build_driver", driver)
     for place in ("drafts.compile_drafter", "drafts.commands.compile"):
         monkeypatch.setattr(f"{place}.require_cxx_compiler", lambda: None)
     return built

@@ -14,13 +14,14 @@ from drafts.batch import RowBatch
 from drafts.cache import DrafterCache
 from drafts.compiled_runner import CompiledRunner
 from drafts.load_compiled import load_compiled
-from drafts.programs import ProgramKey
+from drafts.programs import ProgramKey, program_circuit
 from drafts.runner import DraftRunner, row_inputs, state_tensors
 from tests.support.artifacts import GOLDEN_CONTEXT, golden_artifact
 
 pytestmark = pytest.mark.slow
 
 NUM_DRAFTS = 4
+KEY = ProgramKey("chain", NUM_DRAFTS, 1, GOLDEN_CONTEXT)
 BOUND = 1e-5  # float32 sums in another order
 
 
@@ -31,7 +32,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> CompiledRunner:
 
 @pytest.fixture
 def program(runner: CompiledRunner) -> PackagedProgram:
-    found = runner._programs[ProgramKey("chain", NUM_DRAFTS, 1, GOLDEN_CONTEXT)]
+    found = runner._programs[KEY]
     assert isinstance(found, PackagedProgram)
     return found
 
@@ -58,20 +59,24 @@ def random_run(runner: CompiledRunner, *, seed: int, num_rows: int) -> tuple[Dra
 
 
 def assert_as_interpreted(
-    program: PackagedProgram, cache: DrafterCache, rows: RowBatch, weights: dict[str, Tensor]
+    runner: CompiledRunner, program: PackagedProgram, cache: DrafterCache, rows: RowBatch, weights: dict[str, Tensor]
 ) -> None:
-    """Run both from the same cache; ids equal, every live entry of every state within the bound."""
+    """Run both from the same cache: the step over and over, and the chain as it is declared.
+
+    Ids are equal, and every live entry of every state within the bound.
+    """
+    chain = program_circuit(runner.binding, KEY)
     inputs = row_inputs(rows)
     states = {name: tensor.clone() for name, tensor in state_tensors(cache).items()}
-    outputs = program.run(inputs=inputs, states=states, weights=weights)
+    outputs = program.run(inputs=inputs, states=states, weights=weights, num_steps=NUM_DRAFTS)
     expected = interpret(
-        program.circuit,
-        inputs={name: inputs[name] for name in program.circuit.inputs},
+        chain,
+        inputs={name: inputs[name] for name in chain.inputs},
         weights=weights,
         states=state_tensors(cache),
     )
-    for name, ids in expected.outputs.items():
-        assert torch.equal(outputs[name], ids), name
+    for number in range(NUM_DRAFTS):
+        assert torch.equal(outputs["token"][number], expected.outputs[f"token.{number + 1}"]), number
     for name, tensor in expected.states.items():
         ours, theirs = states[name][1:], tensor[1:]  # block 0 and sequence 0 are nobody's
         assert (ours.double() - theirs.double()).norm() <= BOUND * theirs.double().norm(), name
@@ -85,7 +90,7 @@ def test_program_is_right_on_contents_that_it_was_not_compiled_with(
 ) -> None:
     for seed in range(3):
         cache, rows = random_run(runner, seed=seed, num_rows=num_rows)
-        assert_as_interpreted(program, cache, rows, dict(runner.binding.weights))
+        assert_as_interpreted(runner, program, cache, rows, dict(runner.binding.weights))
 
 
 def test_weights_copied_into_are_seen(runner: CompiledRunner, program: PackagedProgram) -> None:
@@ -95,8 +100,8 @@ def test_weights_copied_into_are_seen(runner: CompiledRunner, program: PackagedP
     weights["lm_head"].copy_(weights["lm_head"].flip(0))
     weights["eh_proj"].mul_(0.5)
     after = program.run(inputs=row_inputs(rows), states=_clones(cache), weights=weights)
-    assert int(after["token.1"]) != int(before["token.1"])
-    assert_as_interpreted(program, cache, rows, weights)
+    assert int(after["token"][0]) != int(before["token"][0])
+    assert_as_interpreted(runner, program, cache, rows, weights)
 
 
 def test_weights_bound_anew_are_seen(runner: CompiledRunner, program: PackagedProgram) -> None:
@@ -106,7 +111,7 @@ def test_weights_bound_anew_are_seen(runner: CompiledRunner, program: PackagedPr
         weights = dict(runner.binding.weights)
         for name in ("lm_head", "embed_tokens", "self_attn.kv_b_proj", "mlp.experts.down_proj"):
             weights[name] = torch.randn(weights[name].shape, generator=generator) * 0.1
-        assert_as_interpreted(program, cache, rows, weights)
+        assert_as_interpreted(runner, program, cache, rows, weights)
 
 
 def _clones(cache: DrafterCache) -> dict[str, Tensor]:
