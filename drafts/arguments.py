@@ -19,9 +19,9 @@ def token_ids(tokens: Sequence[int] | Tensor, config: DraftConfig, *, where: str
     if ids.dim() != 1 or (ids.numel() and ids.dtype not in INTEGER_DTYPES):
         raise ValueError(f"{where}.tokens: expected integers [n], got {ids.dtype} {list(ids.shape)}")
     ids = ids.to(torch.int64)
-    outside = ids[(ids < 0) | (ids >= config.vocab_size)]
-    if outside.numel():
-        raise ValueError(f"{where}.tokens: expected ids 0 to {config.vocab_size - 1}, got {int(outside[0])}")
+    outside = next((token for token in ids.tolist() if not 0 <= token < config.vocab_size), None)
+    if outside is not None:
+        raise ValueError(f"{where}.tokens: expected ids 0 to {config.vocab_size - 1}, got {outside}")
     return ids
 
 

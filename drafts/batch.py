@@ -7,6 +7,14 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+MAX_ROWS_ON_HOST = 32
+NULL_BLOCK = (
+    "RowBatch.block_table: expected a block for every row up to position, got the null block 0; "
+    "grow the sequence with ensure_capacity first"
+)
+NOT_CONSECUTIVE = "RowBatch.position: expected consecutive positions of a sequence, got a gap or a repeat"
+APART = "RowBatch.sequence: expected the rows of a sequence side by side, got them apart"
+
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
@@ -65,32 +73,56 @@ class RowBatch:
         """
         if self.num_rows == 0:
             return
-        _check_range("token", self.token, vocab_size, "a token id of the vocabulary")
-        _check_range("sequence", self.sequence, num_sequences, "a tail slot of the cache")
-        _check_range("block_table", self.block_table, num_blocks, "a block of the cache")
         rows_held = self.block_table.shape[1] * block_size
-        _check_range("position", self.position, rows_held - lookahead, f"a row of the block table's {rows_held}")
+        limits = (
+            ("token", vocab_size, "a token id of the vocabulary"),
+            ("sequence", num_sequences, "a tail slot of the cache"),
+            ("block_table", num_blocks, "a block of the cache"),
+            ("position", rows_held - lookahead, f"a row of the block table's {rows_held}"),
+        )
+        # a round's few rows are looked at as numbers: an operator call costs more than a comparison
+        if self.num_rows <= MAX_ROWS_ON_HOST:
+            self._check_on_host(limits, block_size=block_size, lookahead=lookahead)
+            return
+        for name, end, meaning in limits:
+            tensor: Tensor = getattr(self, name)
+            low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, -1)
+            _check_range(name, low, high, end, meaning)
         live = self.sequence > 0
         last_block = (self.position + lookahead) // block_size
         needed = torch.arange(self.block_table.shape[1], device=self.token.device) <= last_block[:, None]
         if bool((live[:, None] & needed & (self.block_table == 0)).any()):
-            raise ValueError(
-                "RowBatch.block_table: expected a block for every row up to position, got the null block 0; "
-                "grow the sequence with ensure_capacity first"
-            )
+            raise ValueError(NULL_BLOCK)
         self._check_order(live)
+
+    def _check_on_host(self, limits: tuple[tuple[str, int, str], ...], *, block_size: int, lookahead: int) -> None:
+        for name, end, meaning in limits:
+            held: Tensor = getattr(self, name)
+            values = held.flatten().tolist()
+            _check_range(name, min(values, default=0), max(values, default=-1), end, meaning)
+        sequences, positions, tables = self.sequence.tolist(), self.position.tolist(), self.block_table.tolist()
+        for sequence, position, table in zip(sequences, positions, tables, strict=True):
+            if sequence > 0 and 0 in table[: (position + lookahead) // block_size + 1]:
+                raise ValueError(NULL_BLOCK)
+        ended = {0}
+        for row, sequence in enumerate(sequences):
+            is_same = row > 0 and sequence == sequences[row - 1] and sequence > 0
+            if is_same and positions[row] != positions[row - 1] + 1:
+                raise ValueError(NOT_CONSECUTIVE)
+            if not is_same and sequence > 0 and sequence in ended:
+                raise ValueError(APART)
+            ended.add(sequence)
 
     def _check_order(self, live: Tensor) -> None:
         """Rows of one live sequence are adjacent and their positions consecutive."""
         same = (self.sequence[1:] == self.sequence[:-1]) & live[1:]
         if bool((same & (self.position[1:] != self.position[:-1] + 1)).any()):
-            raise ValueError("RowBatch.position: expected consecutive positions of a sequence, got a gap or a repeat")
+            raise ValueError(NOT_CONSECUTIVE)
         num_runs = int((live[1:] & ~same).sum()) + int(live[0])
         if num_runs != self.sequence[live].unique().numel():
-            raise ValueError("RowBatch.sequence: expected the rows of a sequence side by side, got them apart")
+            raise ValueError(APART)
 
 
-def _check_range(name: str, tensor: Tensor, end: int, meaning: str) -> None:
-    low, high = int(tensor.min()) if tensor.numel() else 0, int(tensor.max()) if tensor.numel() else -1
+def _check_range(name: str, low: int, high: int, end: int, meaning: str) -> None:
     if low < 0 or high >= end:
         raise ValueError(f"RowBatch.{name}: expected {meaning}, 0 to {end - 1}, got {low if low < 0 else high}")

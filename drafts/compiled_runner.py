@@ -137,6 +137,8 @@ def _part(rows: RowBatch, start: int, stop: int) -> RowBatch:
 def _padded(rows: RowBatch, num_rows: int, max_blocks: int) -> RowBatch:
     """Return the rows with null rows after them and a block table of `max_blocks`, all contiguous."""
     extra = num_rows - rows.num_rows
+    if extra == 0 and rows.block_table.shape[1] == max_blocks and rows.hidden.is_contiguous():
+        return rows
     # blocks beyond the program's context are spare ones, for rows not written yet
     table = rows.block_table[:, :max_blocks]
     return RowBatch(

@@ -10,6 +10,13 @@ import torch
 from drafts.batch import RowBatch
 
 
+@pytest.fixture(params=["few rows", "many rows"], autouse=True)
+def each_way_of_looking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are looked at as numbers, many by the device: with one outcome."""
+    if request.param == "many rows":
+        monkeypatch.setattr("drafts.batch.MAX_ROWS_ON_HOST", 0)
+
+
 def fields(**changes: Any) -> dict[str, Any]:
     """Two rows of sequence 1 at positions 4 and 5, one of sequence 2 at 0, one padding row; blocks of 4 rows."""
     return {
