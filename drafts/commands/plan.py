@@ -15,6 +15,10 @@ from drafts.commands.screen import Screen
 from drafts.config import DraftConfig
 from drafts.plan_drafter import DraftPlan, PlanBackend, bind_without_weights, plan_drafter
 
+DEFAULT_CONTEXT = 4096  # rows
+# they change what happens between drafts, or how many sequences one call may have
+IDLE_LEVERS = ("mtp_kv_exact", "propose_batch_max")
+
 __all__ = ["THIS_MACHINE", "compare", "device_names", "measure", "plan", "speedup"]
 
 
@@ -30,6 +34,8 @@ def plan(request: PlanRequest, screen: Screen, *, as_markdown: bool, is_full: bo
     if len(plans) > 1 and not is_full:
         parts.append("--full lists the launches of the other batches and contexts")
     parts += [cuts(first), memory(plans), memory_line(first)]
+    if idle := [name for name in IDLE_LEVERS if f"{name}=" in request.levers]:
+        parts.append(f"{' and '.join(idle)}: no bytes of a draft depend on it")
     show(screen, parts, as_markdown=as_markdown)
     records = [plan_record(one, subject.name) for one in plans]
     screen.emit({**records[0], "cases": records})
@@ -83,7 +89,9 @@ def _plans(request: PlanRequest) -> tuple[PlanSubject, list[DraftPlan]]:
     levers = parse_levers(request.levers)
     device = load_device(request.device, measured=request.measured_device)
     batches = counts(request.batches, "--batch", high=MAX_BATCH)
-    contexts = counts(request.contexts, "--context", high=subject.config.max_position_embeddings)
+    limit = subject.config.max_position_embeddings
+    given = request.contexts
+    contexts = (min(DEFAULT_CONTEXT, limit),) if given is None else counts(given, "--context", high=limit)
     if min(contexts) < request.num_drafts:
         raise ValueError(f"--context: expected room for {request.num_drafts} drafts, got {min(contexts)}; ask for more")
     roofline = roofline_of(

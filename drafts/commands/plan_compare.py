@@ -46,7 +46,7 @@ def comparison(name_a: str, a: DraftPlan, name_b: str, b: DraftPlan) -> list[Gri
         _row("launches a draft", a, b, lambda plan: plan.launches_per_draft, ",d"),
         _row("gaps us a draft", a, b, lambda plan: plan.gap_us, ",.1f"),
         _row("floor us a chain", a, b, lambda plan: plan.chain_floor_us, ",.2f"),
-        _row("chain us with gaps", a, b, lambda plan: plan.chain_us(plan.num_drafts), ",.2f"),
+        _row("chain us with gaps", a, b, _chain_with_gaps, ",.2f"),
         _row("lm_head's share", a, b, lambda plan: plan.lm_head_share, ".1%"),
         _row("distinct experts", a, b, lambda plan: plan.distinct_experts, ",.1f"),
         _row("largest batch", a, b, lambda plan: plan.largest_batch, ",d"),
@@ -68,7 +68,13 @@ def comparison(name_a: str, a: DraftPlan, name_b: str, b: DraftPlan) -> list[Gri
     return parts
 
 
+def _chain_with_gaps(plan: DraftPlan) -> float | None:
+    return None if plan.gap_us is None else plan.chain_us(plan.num_drafts)
+
+
 def _bare(request: PlanRequest, text: str) -> PlanRequest:
+    if text[0].isdecimal() and not Path(text).exists():
+        raise ValueError(f"--compare: expected one batch and one context a side, got a list that ends in {text!r}")
     named = text.lower()
     if any(name.startswith(named) for name in (*device_names(), THIS_MACHINE)):
         return replace(request, device=text)

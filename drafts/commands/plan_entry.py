@@ -32,7 +32,10 @@ def plan(
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="A device, or this-machine once measured.")] = "h200",
     batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences side by side.")] = "1",
-    context: Annotated[str, typer.Option(metavar="ROWS,...", help="Rows of a sequence: 4096, or 4k.")] = "4k",
+    context: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS,...", help="Rows of a sequence: 4k,131072; 4k by default."),
+    ] = None,
     drafts: Annotated[int, typer.Option(min=1, max=16, metavar="K", help="Tokens to draft per round.")] = 3,
     backend: Annotated[PlanBackendName | None, typer.Option(help="What would run it; by the device.")] = None,
     dtype: Annotated[PlanDtype | None, typer.Option(help="What weights are held in; as the config says.")] = None,
@@ -44,7 +47,7 @@ def plan(
         float | None,
         typer.Option(min=0.0, metavar="US", help="Microseconds between launches, if not the device's."),
     ] = None,
-    reserve: Annotated[float, typer.Option(min=0.0, metavar="GB", help="Memory that the target takes.")] = 0.0,
+    reserve: Annotated[float, typer.Option(min=0.0, max=1e6, metavar="GB", help="Memory that the target takes.")] = 0.0,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Two devices, settings (batch=4,index_share=off) or configs, side by side."),

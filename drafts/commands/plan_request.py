@@ -23,7 +23,7 @@ class PlanRequest:
     subject: str | None
     device: str
     batches: str
-    contexts: str
+    contexts: str | None
     num_drafts: int
     backend: str | None
     dtype_name: str | None
@@ -51,7 +51,7 @@ def counts(text: str, option: str, *, high: int) -> tuple[int, ...]:
         match = _COUNT.fullmatch(part.strip().lower())
         number = int(match[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[match[2]] if match else 0
         if not 1 <= number <= high:
-            example = "4k,131072" if high >= 1 << 17 else "1,4"
+            example = "4k,131072" if high >= 1 << 17 else f"1,{min(4, high)}"
             raise ValueError(f"{option}: expected numbers from 1 to {high:,} such as {example}, got {part.strip()!r}")
         found.append(number)
     return tuple(sorted(set(found)))
@@ -92,5 +92,8 @@ def parse_levers(text: str) -> ModelLevers:
     try:
         return ModelLevers.model_validate(given)
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise ValueError(f"--levers: {fault['loc'][0]}: {fault['msg']}, got {fault['input']!r}") from None
+        faults = error.errors()
+        # a lever of several kinds has a fault for each
+        same = [fault for fault in faults if fault["loc"][0] == faults[0]["loc"][0]]
+        expected = " or ".join(str(fault.get("ctx", {}).get("expected", fault["msg"])) for fault in same)
+        raise ValueError(f"--levers: {same[0]['loc'][0]}: expected {expected}, got {same[0]['input']!r}") from None

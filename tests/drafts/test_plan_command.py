@@ -1,0 +1,295 @@
+"""`circuit plan`: from a config alone to launches, floors, memory; side by side; the gain of a round."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafts.commands.plan_request import counts, rate
+from drafts.commands.plan_subject import shipped_configs
+from drafts.planned_launches import PLANNED_LAUNCHES
+from tests.drafts.command_line import circuit
+from tests.drafts.tiny_head import config_document, tiny_config, tiny_weights, write_checkpoint
+
+RELEASED = "glm-5.3-flash"
+REQUIRED = {
+    "device",
+    "batch",
+    "context",
+    "bytes_per_draft",
+    "floor_us_per_draft",
+    "launches_per_draft",
+    "lm_head_share",
+    "fits",
+    "launches",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "draft-circuit"
+
+
+def record(*arguments: object) -> dict[str, Any]:
+    outcome = circuit("plan", *arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    return outcome.record
+
+
+def error(*arguments: object) -> str:
+    outcome = circuit("plan", *arguments)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    return outcome.error
+
+
+def test_released_config_meets_the_design() -> None:
+    plan = record(RELEASED, "--device", "h200", "--bandwidth", "4.3TB/s")
+    assert plan.keys() >= REQUIRED
+    assert round(plan["bytes_per_draft"] / 1e9, 2) == 2.05
+    assert plan["floor_us_per_draft"] == pytest.approx(477, rel=0.005)
+    assert round(plan["lm_head_share"], 2) == 0.62
+    assert plan["launches_per_draft"] == 11
+    assert plan["launches_per_chain"] == 33
+    assert (plan["device"], plan["batch"], plan["context"], plan["dtype"]) == ("h200", 1, 4096, "bf16")
+    assert plan["fits"] is True
+
+
+def test_launches_add_up_and_are_planned_not_built() -> None:
+    plan = record(RELEASED)
+    launches = plan["launches"]
+    assert [launch["region"] for launch in launches][-1] == "lm_head, argmax"
+    assert sum(launch["bytes_read"] + launch["bytes_written"] for launch in launches) == plan["bytes_per_draft"]
+    assert sum(launch["floor_us"] for launch in launches) == pytest.approx(plan["floor_us_per_draft"])
+    assert sum(launch["share"] for launch in launches) == pytest.approx(1)
+    assert {(launch["numerics"], launch["kernel"]) for launch in launches} == {("planned", "planned")}
+    assert "none is built yet" in circuit("plan", RELEASED).out
+
+
+def test_planned_launches_hold_every_call_of_every_form_of_a_draft() -> None:
+    for share in ("off", "pools_and_new_rows", "exact_set"):
+        plan = record(RELEASED, "--levers", f"index_share={share}")
+        for launches in (plan["launches"], plan["following_launches"]):
+            assert len(launches) == 11
+            assert {launch["region"] for launch in launches} <= {*PLANNED_LAUNCHES, "routed gate_up"}
+
+
+def test_reference_runs_every_node_by_itself_and_reads_no_less() -> None:
+    planned, apart = record(RELEASED), record(RELEASED, "--backend", "reference")
+    assert apart["launches_per_draft"] == len(apart["launches"]) > 40
+    assert planned["bytes_per_draft"] < apart["bytes_per_draft"] < planned["bytes_per_draft"] * 1.001
+    assert apart["launch_gap_share"] > 3 * planned["launch_gap_share"]
+    assert {launch["numerics"] for launch in apart["launches"]} == {"reference"}
+
+
+def test_inductor_is_one_program_with_the_registered_lowerings() -> None:
+    plan = record("demo", "--backend", "inductor", "--device", "l40s")
+    assert (plan["launches_per_draft"], plan["launches_per_chain"]) == (1, 1)
+    by_type = {launch["node_types"][0]: launch for launch in plan["launches"]}
+    assert by_type["RoutedExperts"]["numerics"].startswith("tolerance(")
+    assert by_type["RmsNorm"]["kernel"] == "reference, traced"
+
+
+def test_every_batch_and_context_is_a_case_and_the_first_stands_at_the_top() -> None:
+    plan = record(RELEASED, "--batch", "16,1,4", "--context", "4k, 128K")
+    assert [(case["batch"], case["context"]) for case in plan["cases"]] == [
+        (batch, context) for batch in (1, 4, 16) for context in (4096, 131072)
+    ]
+    assert {key: plan[key] for key in REQUIRED} == {key: plan["cases"][0][key] for key in REQUIRED}
+    experts = {case["batch"]: case["distinct_experts"] for case in plan["cases"]}
+    assert [round(experts[batch], 1) for batch in (1, 4, 16)] == [8.0, 30.7, 104.5]
+    assert record(RELEASED, "--context", "131072")["context"] == 131072
+
+
+def test_what_does_not_fit_says_so_and_how_much_would() -> None:
+    plan = record(RELEASED, "--device", "rtx-5090", "--batch", "4096", "--context", "64k")
+    assert plan["fits"] is False
+    assert 0 < plan["memory"]["largest_batch"] < 4096
+    assert record(RELEASED, "--device", "rtx-5090", "--reserve", "31")["memory"]["largest_batch"] == 0
+    memory = plan["memory"]
+    # latents and pool keys of a token, half a kibibyte wide and a quarter of 128
+    assert memory["cache_per_token"] == 2 * 512 + 2 * 128 / 4
+    parts = ("own_weights", "shared_weights", "cache", "arena", "reserved")
+    assert memory["total"] == sum(memory[part] for part in parts)
+
+
+def test_index_share_takes_the_indexer_out_of_later_drafts_only() -> None:
+    shared, alone = record(RELEASED), record(RELEASED, "--levers", "index_share=off")
+    assert alone["bytes_per_chain"] > shared["bytes_per_chain"]
+    assert alone["bytes_per_draft"] <= shared["bytes_per_draft"]
+
+
+def test_device_without_a_launch_gap_says_that_it_is_unknown() -> None:
+    plan = record(RELEASED, "--device", "gb10")
+    assert plan["launch_gap_share"] is None
+    assert "no public figure: measured copy rate" in circuit("plan", RELEASED, "--device", "gb10").out
+    given = record(RELEASED, "--device", "gb10", "--launch-gap", "2")
+    assert given["launch_gap_share"] == pytest.approx(22 / (22 + given["floor_us_per_draft"]))
+
+
+def test_this_machine_is_measured_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "circuit plan --measure" in error(RELEASED, "--device", "this-machine")
+    monkeypatch.setattr("compiler.devices.measure.COPY_BYTES", 1 << 12)
+    outcome = circuit("plan", "--measure", "--json")
+    assert outcome.record["file"] == str(cache / "this-machine.toml")
+    plan = record("demo", "--device", "this-machine")
+    assert plan["bandwidth_kind"] == "measured copy rate"
+    assert plan["bandwidth_gbps"] == pytest.approx(outcome.record["copy_rate_gbps"])
+
+
+def test_a_config_by_itself_a_folder_and_a_name_give_one_plan(tmp_path: Path) -> None:
+    config = tiny_config()
+    folder = write_checkpoint(tmp_path / "checkpoint", config, tiny_weights(config))
+    alone = tmp_path / "alone.json"
+    alone.write_text((folder / "config.json").read_text())
+    first, second = record(alone), record(folder)
+    assert {**first, "subject": "", "cases": []} == {**second, "subject": "", "cases": []}
+    assert first["context"] == 512  # what the model has, less than the default
+    assert shipped_configs() == (RELEASED,)
+
+
+@pytest.mark.parametrize("key", ["kv_lora_rank", "vocab_size", "num_experts_per_tok"])
+def test_config_that_lacks_a_key_says_which(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config_document(**{key: None})))
+    assert f"text_config.{key}: expected a value, got no such key" in error(file)
+
+
+def test_compare_puts_two_sides_beside_each_other() -> None:
+    outcome = circuit("plan", RELEASED, "--compare", "h200", "b200", "--json")
+    sides = outcome.record
+    assert (sides["a"]["device"], sides["b"]["device"]) == ("h200", "b200")
+    assert sides["b"]["floor_us_per_draft"] == pytest.approx(sides["a"]["floor_us_per_draft"] * 4.8 / 8)
+    text = circuit("plan", RELEASED, "--compare", "index_share=off", "batch=4,context=8k").out
+    assert "B  batch=4,context=8k: NVIDIA H200" in text
+    assert "drafts 2..K" in text
+
+
+def test_compare_of_a_side_with_itself_lists_no_launches() -> None:
+    text = circuit("plan", RELEASED, "--compare", "h200", "device=h200").out
+    assert "differ" not in text
+    assert "1.00" in text
+
+
+def test_speedup_takes_draft_times_from_the_plan() -> None:
+    given = ("--speedup", "--acceptance", "0.8,0.5,0.1", "--verify-us", "9000,9100")
+    outcome = circuit("plan", RELEASED, *given, "--json")
+    chain = record(RELEASED)
+    draft_us = outcome.record["predictions"][2]["draft_us"]
+    assert draft_us == pytest.approx(chain["floor_us_per_chain"] + 33 * chain["launch_gap_us"])
+    assert (
+        outcome.record["best_num_drafts"]
+        == max(outcome.record["predictions"], key=lambda one: one["speedup"])["num_drafts"]
+    )
+    assert "best" in circuit("plan", RELEASED, *given).out
+
+
+def test_speedup_says_when_no_k_pays() -> None:
+    given = ("--speedup", "--acceptance", "0.1", "--verify-us", "100", "--draft-us", "50")
+    assert "no K pays" in circuit("plan", RELEASED, *given).out
+
+
+def demo_record() -> dict[str, Any]:
+    return {
+        "num_drafts": 2,
+        "accepted_given_previous": [0.8, 0.5],
+        "draft_ms": {"circuit": 1.0},
+        "target_ms": {"plain": 9.0, "circuit": 11.0},
+        "tokens_per_s": {"plain": 100.0, "circuit": 165.0},
+    }
+
+
+def test_speedup_from_a_demo_record_stands_beside_what_its_loop_measured(tmp_path: Path) -> None:
+    file = tmp_path / "demo.json"
+    file.write_text(json.dumps(demo_record()))
+    found = circuit("plan", "--speedup", "--measured", file, "--json").record
+    assert found["measured_speedup"] == pytest.approx(1.65)
+    one, two = found["predictions"]
+    assert two["speedup"] == pytest.approx((1 + 0.8 + 0.4) * 9 / 12)
+    assert one["speedup"] == pytest.approx(1.8 * 9 / (0.5 + 10))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"num_drafts": 3}', json.dumps({**demo_record(), "accepted_given_previous": [1]})]
+)
+def test_speedup_refuses_what_is_no_demo_record(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "demo.json"
+    file.write_text(text)
+    assert str(file) in error("--speedup", "--measured", file)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_wider_than_the_screen(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    screens = [
+        circuit("plan", RELEASED, "--batch", "1,16", "--context", "4k,128k", "--full").out,
+        circuit("plan", RELEASED, "--backend", "reference").out,
+        circuit("plan", RELEASED, "--compare", "h200", "b200").out,
+    ]
+    for text in screens:
+        assert max(map(len, text.splitlines())) <= width
+        # a number that was cut off ends in an ellipsis
+        assert "…" not in text
+    header = next(line for line in screens[0].splitlines() if line.startswith("launch "))
+    assert ("numerics" in header) == (width == 120)
+
+
+def test_markdown_has_a_rule_under_every_header() -> None:
+    lines = circuit("plan", RELEASED, "--md").out.splitlines()
+    tables = [index for index, line in enumerate(lines) if line.startswith("| ---") or line.startswith("| :")]
+    assert len(tables) >= 4
+    for index in tables:
+        assert lines[index - 1].count("|") == lines[index].count("|") == lines[index + 1].count("|")
+
+
+@pytest.mark.parametrize(
+    "arguments, fault",
+    [
+        ((), "expected a checkpoint folder, a config.json or one of glm-5.3-flash, demo"),
+        (("nosuch",), "got no such path"),
+        (("glm-5.3-flsh",), "did you mean glm-5.3-flash?"),
+        ((RELEASED, "--device", "h20O"), "did you mean h200"),
+        ((RELEASED, "--device", ""), "the known ones are a100-80gb"),
+        ((RELEASED, "--context", "128q"), "--context: expected numbers from 1 to 1,048,576"),
+        ((RELEASED, "--context", "4k,,8k"), "--context"),
+        ((RELEASED, "--context", "2m"), "--context"),
+        ((RELEASED, "--context", "-1"), "--context"),
+        ((RELEASED, "--context", "2"), "expected room for 3 drafts"),
+        ((RELEASED, "--batch", "0"), "--batch"),
+        ((RELEASED, "--batch", "9999999999999"), "--batch"),
+        ((RELEASED, "--levers", "index_shar=off"), "did you mean index_share?"),
+        ((RELEASED, "--levers", "index_share"), "expected index_share=VALUE"),
+        ((RELEASED, "--levers", "index_share=on"), "'checkpoint' or 'off'"),
+        ((RELEASED, "--levers", "mtp_kv_exact=3"), "mtp_kv_exact"),
+        ((RELEASED, "--bandwidth", "4.3"), "a rate such as 4.3TB/s"),
+        ((RELEASED, "--bandwidth", "0TB/s"), "a rate such as 4.3TB/s"),
+        ((RELEASED, "--speedup"), "--acceptance or --measured"),
+        ((RELEASED, "--speedup", "--acceptance", "1.5", "--verify-us", "1"), "--acceptance: expected numbers"),
+        ((RELEASED, "--speedup", "--acceptance", "0.5", "--verify-us", "0"), "verify_us: expected times above 0"),
+        ((RELEASED, "--speedup", "--acceptance", "0.5", "--verify-us", "nan"), "--verify-us"),
+        ((RELEASED, "--acceptance", "0.5"), "belongs to --speedup"),
+        ((RELEASED, "--compare", "h200", "zz"), "device 'zz'"),
+        ((RELEASED, "--compare", "h200", "foo=3"), "no setting 'foo'"),
+        ((RELEASED, "--compare", "h200", "batch=1,4"), "one batch and one context a side"),
+        ((RELEASED, "--compare", "h200", "drafts=99"), "drafts: expected 1 to 16"),
+        ((RELEASED, "--compare", "h200", "backend=cuda"), "backend: expected triton or inductor or reference"),
+        ((RELEASED, "--speedup", "--compare", "h200", "b200"), "one of --speedup and --compare"),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_line(arguments: tuple[object, ...], fault: str) -> None:
+    assert fault in error(*arguments)
+
+
+@pytest.mark.parametrize(
+    "text, found", [("4096", (4096,)), ("4k,128k", (4096, 131072)), (" 1K , 1m", (1024, 1 << 20)), ("3,1,3", (1, 3))]
+)
+def test_counts_are_read_with_and_without_suffix(text: str, found: tuple[int, ...]) -> None:
+    assert counts(text, "--context", high=1 << 20) == found
+
+
+@pytest.mark.parametrize("text", ["4.3TB/s", "4.3t", "4.3 TB/s", "4300GB/s", "4300 g"])
+def test_rates_are_read_in_either_unit(text: str) -> None:
+    assert rate(text) == pytest.approx(4.3e12)
