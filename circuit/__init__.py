@@ -19,7 +19,7 @@ from circuit.errors import (
 from circuit.fx import NodeModule, argument_names, from_graph_module, to_graph_module
 from circuit.graph import Call, Circuit, Value
 from circuit.interpreter import RunResult, check_tensor, interpret
-from circuit.node import Count, Node, PortType, node_types, snake_case
+from circuit.node import Count, Node, NonNegative, PortType, node_types, snake_case
 from circuit.state_type import StateType
 from circuit.tensor_type import DTYPES, Dim, TensorType, as_dim, bf16, dim_text, dtype_name, f32, i64, match_sizes
 from circuit.text import call_text, to_text
@@ -43,6 +43,7 @@ __all__ = [
     "LoweringError",
     "Node",
     "NodeModule",
+    "NonNegative",
     "PortType",
     "RunResult",
     "StateError",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from circuit.graph import Circuit, Value
-from circuit.text import call_text, quoted, value_text
+from circuit.text import call_lines, quoted, value_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def _entries(circuit: Circuit) -> dict[str, str]:
             entries[f"{kind} {name}"] = f"{kind} {value_text(value)}: {value.type}"
     for call in circuit.calls:
         block = f"  [{call.block}]" if call.block else ""
-        entries[f"call {call.results[0].name}"] = call_text(call) + block
+        first, *inner = call_lines(call)
+        entries[f"call {call.results[0].name}"] = "\n".join([first + block, *inner])
     return entries | _outputs("output", circuit.outputs) | _outputs("state output", circuit.state_outputs)
 
 

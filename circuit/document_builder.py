@@ -64,7 +64,8 @@ def _add_node(circuit: Circuit, entry: NodeDocument, data: DocumentData, *, wiri
     node_type = known[entry.node]
     try:
         # read as JSON, where a list is a tuple and a name an enum, and "1e-5" still no number
-        node = node_type.model_validate_json(json.dumps(entry.attributes))
+        with _noted(data, (*path, "attributes")):
+            node = node_type.model_validate_json(json.dumps(entry.attributes))
     except ValidationError as error:
         raise document_fault(error, data, node_type, path=(*path, "attributes")) from None
     for port in entry.inputs:

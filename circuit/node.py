@@ -18,11 +18,13 @@ from circuit.state_type import StateType
 from circuit.tensor_type import TensorType
 
 if TYPE_CHECKING:
-    from circuit.graph import Value
+    from circuit.graph import Circuit, Value
 
 PortType: TypeAlias = TensorType | StateType
 # an attribute that counts something: heads, rows, experts
 Count: TypeAlias = Annotated[int, Field(ge=1)]
+# an attribute that may be zero: an offset, rows that a weight need not have
+NonNegative: TypeAlias = Annotated[int, Field(ge=0)]
 
 _CATALOGUE: dict[str, type["Node"]] = {}
 _BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -35,6 +37,8 @@ class Node(BaseModel):
         ports: names of the inputs, read off `reference`'s signature.
         results: names of the results, the next versions of `writes` first.
         reads, writes: the ports that take state.
+        has_own_interface: each instance sets the four above, since they follow from its attributes; its `reference`
+            takes any number of tensors. True of regions only, which stand for a circuit.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -43,11 +47,12 @@ class Node(BaseModel):
     results: ClassVar[tuple[str, ...]] = ("out",)
     reads: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[tuple[str, ...]] = ()
+    has_own_interface: ClassVar[bool] = False
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        cls.ports = _ports_of(cls)
+        cls.ports = () if cls.has_own_interface else _ports_of(cls)
         if stray := [name for name in (*cls.reads, *cls.writes) if name not in cls.ports]:
             raise TypeError(f"{cls.__name__}: reads or writes {stray}, which are no parameters of reference")
         if cls.results[: len(cls.writes)] != cls.writes:
@@ -88,6 +93,10 @@ class Node(BaseModel):
         result_types = inferred if isinstance(inferred, tuple) else (inferred,)
         assert len(result_types) == len(self.results), f"{type(self).__name__}.infer disagrees with results"
         return result_types
+
+    def inner_circuit(self) -> "Circuit | None":
+        """Return the circuit that the node stands for, whose document is its attribute `body`; None for most nodes."""
+        return None
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes by name, as plain JSON values."""

@@ -25,16 +25,26 @@ def to_text(circuit: Circuit) -> str:
         if call.block != block:
             block = call.block
             lines.append(f"  [{block}]")
-        lines.append(f"  {call_text(call)}")
+        lines += [f"  {line}" for line in call_lines(call)]
     lines += [f"  output {quoted(name)} = {value_text(value)}" for name, value in circuit.outputs.items()]
     lines += [f"  state  {quoted(name)} = {value_text(value)}" for name, value in circuit.state_outputs.items()]
     return "\n".join(lines) + "\n"
 
 
+def call_lines(call: Call) -> list[str]:
+    """Return the lines of a call: its own, and indented under it the circuit that its node stands for, if any."""
+    inner = call.node.inner_circuit()
+    return [call_text(call), *([] if inner is None else [f"  | {line}" for line in to_text(inner).splitlines()])]
+
+
 def call_text(call: Call) -> str:
-    """Return `%y: f32[n, 8] = RmsNorm(eps=1e-05)(%x, %gain)`."""
+    """Return `%y: f32[n, 8] = RmsNorm(eps=1e-05)(%x, %gain)`, without the circuit that a node may stand for."""
     made = ", ".join(_declared(value) for value in call.results)
-    attributes = ", ".join(f"{name}={json.dumps(value)}" for name, value in call.node.attributes().items())
+    # attributes that hold a whole circuit are told by its lines
+    hidden = () if call.node.inner_circuit() is None else ("body",)
+    attributes = ", ".join(
+        f"{name}={json.dumps(value)}" for name, value in call.node.attributes().items() if name not in hidden
+    )
     args = ", ".join(value_text(value) for value in call.args)
     return f"{made} = {type(call.node).__name__}({attributes})({args})"
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Count, Node, TensorType
+from circuit import Cost, Node, NonNegative, TensorType
 
 
 class AbsorbQuery(Node):
@@ -16,7 +16,8 @@ class AbsorbQuery(Node):
     Source:   absorbed form of multi-head latent attention (DeepSeek-V2, section 2.1)
     """
 
-    v_head_dim: Count
+    # 0 where the weight holds the key rows only
+    v_head_dim: NonNegative
 
     def infer(self, query: TensorType, kv_b: TensorType) -> TensorType:
         if not query.dtype.is_floating_point or len(query.shape) != 3:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from circuit import Cost, Count, Node, TensorType
+from circuit import Cost, Count, Node, NonNegative, TensorType
 
 
 class AbsorbValue(Node):
@@ -17,7 +17,8 @@ class AbsorbValue(Node):
     """
 
     v_head_dim: Count
-    qk_nope_head_dim: Count
+    # 0 where the weight holds the value rows only
+    qk_nope_head_dim: NonNegative
 
     def infer(self, attended: TensorType, kv_b: TensorType) -> TensorType:
         if not attended.dtype.is_floating_point or len(attended.shape) != 3:
