@@ -10,7 +10,7 @@ table) are declared once; those that differ per draft and are not fed back (a gr
 from collections.abc import Collection, Sequence
 
 from circuit import BindingError, Circuit, TensorType, Value
-from compiler.passes.specialise import Feedback
+from compiler.passes.feedback import Feedback
 
 
 def chain(

@@ -13,18 +13,64 @@ it refines (masked logits by logits), an optional output is dropped, and what on
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from circuit import BindingError, Circuit, CircuitError
+from compiler.passes.chain import chain
+from compiler.passes.feedback import Feedback as Feedback
 from compiler.passes.rebuild import rebuild
 
 
 @dataclass(frozen=True, slots=True)
-class Feedback:
-    """One feedback edge of a chain: output `source` of a draft becomes the value `target` of the next."""
+class Use:
+    """What a declared circuit is compiled for.
 
-    source: str
-    target: str
+    kind: `declared` as it stands; `step` the first draft; `next_step` drafts 2..K; `chain` all `num_drafts` of them in
+        one program; `context` the rows whose only purpose is the cache.
+    feedback: the edges from one draft to the next, of `next_step` and `chain`.
+    bypassed, dropped_outputs: optional parts to leave out, see `step`.
+    outputs: the step outputs that the caller of a chain reads, each as `name.i`.
+    per_draft_inputs: inputs of a chain that differ per draft and are not fed back.
+    """
+
+    kind: Literal["declared", "step", "next_step", "chain", "context"] = "declared"
+    num_drafts: int = 1
+    feedback: tuple[Feedback, ...] = ()
+    bypassed: Mapping[str, str] = field(default_factory=dict)
+    dropped_outputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    per_draft_inputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_drafts < 1 or (self.kind != "chain" and self.num_drafts != 1):
+            raise BindingError(f"use {self.kind!r}: expected 1 draft, more for a chain only, got {self.num_drafts}")
+
+    def __str__(self) -> str:
+        return f"chain of {self.num_drafts}" if self.kind == "chain" else self.kind.replace("_", " ")
+
+
+AS_DECLARED = Use()
+
+
+def specialise(circuit: Circuit, use: Use) -> Circuit:
+    """Return the circuit of one use. Raises what `step` and `chain` raise for edges and parts that are not there."""
+    match use.kind:
+        case "declared":
+            return circuit
+        case "context":
+            return context(circuit)
+        case "next_step":
+            return _one_step(circuit, use, feedback=use.feedback)
+        case "step":
+            return _one_step(circuit, use, feedback=())
+    following = _one_step(circuit, use, feedback=use.feedback)
+    steps = [_one_step(circuit, use, feedback=()), *[following] * (use.num_drafts - 1)]
+    return chain(steps, feedback=use.feedback, outputs=use.outputs, per_draft_inputs=use.per_draft_inputs)
+
+
+def _one_step(circuit: Circuit, use: Use, *, feedback: Sequence[Feedback]) -> Circuit:
+    return step(circuit, feedback=feedback, bypassed=use.bypassed, dropped_outputs=use.dropped_outputs)
 
 
 def step(

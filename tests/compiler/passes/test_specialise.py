@@ -2,67 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 from torch import Tensor
 
-from circuit import BindingError, Circuit, CircuitError, StateType, interpret, verify
+from circuit import BindingError, CircuitError, interpret, verify
 from compiler import Feedback, context, remove_dead_code, step
-from drafts.batch import RowBatch
-from drafts.binding import DraftBinding
-from tests.drafts.drafter_twin import make_proposer, make_text
-from tests.drafts.tiny_head import rows_at
-
-DECISIONS = {
-    "plain": {},
-    "target norm": {"supplied_hidden": "pre_norm"},
-    "block output": {"recycle": "block_output"},
-    "new rows": {"index_share": "pools_and_new_rows"},
-    "exact set": {"index_share": "exact_set"},
-}
-
-
-class Scene:
-    """A binding, one row to draft at position 18, and the cache before it."""
-
-    def __init__(self, decisions: dict[str, str]) -> None:
-        proposer = make_proposer("eager", decisions=decisions)
-        binding = proposer.circuit_draft()
-        assert binding is not None
-        self.binding: DraftBinding = binding
-        text, state = make_text(proposer, 40), proposer.alloc_state()
-        text.prefill(proposer, state, 18)
-        rows = rows_at(proposer.cache, state.sequence, text.tokens[19:20], text.hiddens[18:19], 18)
-        self.inputs = self.row_inputs(rows)
-        cache = proposer.cache
-        self.states = {"latent_cache": cache.latent, "index_keys": cache.index_keys, "tail": cache.tail}
-
-    @staticmethod
-    def row_inputs(rows: RowBatch) -> dict[str, Tensor]:
-        mask = torch.full((rows.num_rows, 2), -1, dtype=torch.int32)
-        fields = {name: getattr(rows, name) for name in ("token", "position", "sequence", "block_table")}
-        return fields | {"target_hidden": rows.hidden, "selected_at": rows.position, "grammar_bitmask": mask}
-
-    def run(self, circuit: Circuit, **changes: Tensor) -> Any:
-        fed = self.inputs | changes
-        given = {name: fed[name] for name in circuit.inputs}
-        return interpret(circuit, inputs=given, weights=self.binding.weights, states=self.states)
+from tests.support.head_scene import DECISIONS, Scene, assert_same, writes
 
 
 @pytest.fixture(params=DECISIONS, ids=list(DECISIONS))
 def scene(request: pytest.FixtureRequest) -> Scene:
     return Scene(DECISIONS[request.param])
-
-
-def writes(circuit: Circuit) -> list[str]:
-    return [value.name for call in circuit.calls for value in call.results if isinstance(value.type, StateType)]
-
-
-def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    for name, tensor in got.items():
-        assert torch.equal(tensor.nan_to_num(7.0), expected[name].nan_to_num(7.0)), name
 
 
 def test_every_program_keeps_every_cache_write_and_its_bits(scene: Scene) -> None:

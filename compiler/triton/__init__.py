@@ -1,0 +1,1 @@
+"""The CUDA backend: circuits to fused Triton kernels. Its rules shape plans already; its kernels are not here yet."""
