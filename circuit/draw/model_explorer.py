@@ -1,0 +1,91 @@
+"""A drawing in Model Explorer's graph format: namespaces are blocks and launches, attributes what the panel shows."""
+
+import json
+from typing import Any
+
+from circuit.draw.drawing import Drawing, DrawnNode, Overlay
+
+
+def to_model_explorer(drawing: Drawing) -> str:
+    """Return JSON that Model Explorer opens; node ids are ours, names are labels and attributes.
+
+    A `/` in a group's name is written as the fraction slash U+2044, for the format nests namespaces by `/`.
+    """
+    graph = {
+        "id": drawing.name,
+        "nodes": [_node(drawing, node) for node in drawing.nodes],
+        "groupNodeAttributes": {
+            _namespace(drawing, group.id): {"kind": group.kind, "name": group.title} for group in drawing.groups
+        },
+    }
+    return json.dumps({"graphs": [graph]}, ensure_ascii=False, indent=1) + "\n"
+
+
+def _node(drawing: Drawing, node: DrawnNode) -> dict[str, Any]:
+    incoming = [
+        {
+            "sourceNodeId": edge.source,
+            "sourceNodeOutputId": str(edge.source_port),
+            "targetNodeInputId": str(max(edge.target_port, 0)),
+            "metadata": [{"key": "kind", "value": edge.kind}],
+        }
+        for edge in drawing.edges
+        if edge.target == node.id
+    ]
+    return {
+        "id": node.id,
+        "label": node.title if node.kind == "call" else node.name,
+        "namespace": _namespace(drawing, node.group),
+        "attrs": [{"key": key, "value": value} for key, value in _attributes(drawing, node)],
+        "incomingEdges": incoming,
+        "inputsMetadata": [
+            {"id": str(index), "attrs": _pairs(port.name, port.value, port.type)}
+            for index, port in enumerate(node.takes)
+        ],
+        "outputsMetadata": [
+            {"id": str(index), "attrs": _pairs(port.name, port.value, port.type)}
+            for index, port in enumerate(node.makes)
+        ],
+    }
+
+
+def _attributes(drawing: Drawing, node: DrawnNode) -> list[tuple[str, str]]:
+    held = [("kind", node.kind), ("name", node.name), *node.attributes]
+    held += [
+        (f"weight {weight.port}", f"{weight.name}: {weight.type}" + (f" from {weight.source}" if weight.source else ""))
+        for weight in node.weights
+    ]
+    held += [("reads state", ", ".join(node.reads))] if node.reads else []
+    held += [("writes state", ", ".join(node.writes))] if node.writes else []
+    if note := node.note:
+        figures = {"flops": note.flops, "bytes read": note.bytes_read, "bytes written": note.bytes_written}
+        held += [("lowering", note.lowering), ("numerics", note.numerics)]
+        held += [(name, str(figure)) for name, figure in figures.items() if figure is not None]
+        held += [(f"rule {name} did not fire", why) for name, why in note.unfired]
+    if node.status != "same":
+        held.append(("status", node.status))
+        held += [(f"changed {what}", f"{before} -> {after}") for what, before, after in node.changes]
+    held += [
+        (_overlay_key(overlay), f"{value:g}")
+        for overlay in drawing.overlays
+        for id, value in overlay.nodes
+        if id == node.id
+    ]
+    return held
+
+
+def _overlay_key(overlay: Overlay) -> str:
+    return f"{overlay.name} ({overlay.unit})" if overlay.unit else overlay.name
+
+
+def _pairs(port: str, value: str, type: str) -> list[dict[str, str]]:
+    # `shape` is the key whose text Model Explorer writes on edges; __tensor_tag names the port
+    return [
+        {"key": "__tensor_tag", "value": port},
+        {"key": "tensor_name", "value": value},
+        {"key": "shape", "value": type},
+    ]
+
+
+def _namespace(drawing: Drawing, group: str | None) -> str:
+    return "/".join(one.title.replace("/", "\u2044") for one in drawing.group_path(group))

@@ -1,0 +1,150 @@
+"""`circuit draw`: a circuit, a program or a plan as a drawing, the format by the file's ending."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from circuit import CircuitError
+from circuit.draw import (
+    Drawing,
+    View,
+    draw_circuit,
+    draw_difference,
+    num_changes,
+    to_dot,
+    to_mermaid,
+    to_model_explorer,
+    to_page,
+    to_png,
+    to_svg,
+    to_terminal,
+)
+from drafts.commands.draw_notes import DrawBackend, notes_of
+from drafts.commands.draw_overlays import lay_over, read_overlay
+from drafts.commands.draw_subject import ProgramName, draw_subject, programs
+from drafts.commands.screen import Screen, plural
+
+FILE_WIDTH = 120  # cells of a .txt
+
+
+@dataclass(frozen=True, slots=True)
+class DrawOptions:
+    """What to draw and how: `other` and `other_plan` make it a comparison; `dims` is `n=1,max_blocks=16`."""
+
+    program: ProgramName | None
+    num_drafts: int
+    plan: DrawBackend | None
+    other: str | None
+    other_plan: DrawBackend | None
+    overlays: tuple[Path, ...]
+    dims: str
+    theme: str
+    width: int
+
+
+def draw(x: str, output: Path, options: DrawOptions, screen: Screen) -> None:
+    """Draw `x` into the file `output` and say what it holds."""
+    write = _writer(output.suffix, options)
+    views = _compared(x, options) if options.other or options.other_plan else _views(x, options.plan, options)
+    views = _with_overlays(views, options.overlays)
+    with screen.step("drawing"):
+        data = write(views)
+    output.write_bytes(data)
+    shown = views[0 if options.other or options.other_plan else -1].drawing
+    changes = num_changes(shown)
+    calls = sum(node.kind == "call" for node in shown.nodes)
+    line = (
+        f"{output}  {plural(calls, 'node')}, {plural(len(shown.edges), 'edge')}, {plural(len(shown.groups), 'group')}"
+    )
+    if any(changes.values()):
+        line += ", " + ", ".join(f"{count} {status}" for status, count in changes.items() if count)
+    screen.out.print(line, soft_wrap=True)
+    screen.emit(
+        {
+            "ok": True,
+            "file": str(output),
+            "bytes": len(data),
+            "nodes": calls,
+            "edges": len(shown.edges),
+            "groups": len(shown.groups),
+            "views": [view.title for view in views],
+            "overlays": [overlay.name for overlay in shown.overlays],
+            "changes": changes,
+        }
+    )
+
+
+def _views(x: str, plan: DrawBackend | None, options: DrawOptions) -> tuple[View, ...]:
+    subject = draw_subject(x)
+    given = _sizes(options.dims)
+    return tuple(
+        View(
+            program.title,
+            draw_circuit(program.circuit, notes_of(subject, program, backend=plan, dims=given)),
+            program.is_folded,
+        )
+        for program in programs(subject, options.program, num_drafts=options.num_drafts)
+    )
+
+
+def _compared(x: str, options: DrawOptions) -> tuple[View, ...]:
+    """Return both in one drawing first, then each by itself; of a chain its drafts unrolled."""
+    other = options.other or x
+    before = _views(x, options.plan, options)[-1]
+    after = _views(other, options.other_plan or options.plan, options)[-1]
+    merged = draw_difference(before.drawing, after.drawing)
+    return (
+        View("both, with changes", merged),
+        View(f"before: {x}", before.drawing, before.is_folded),
+        View(f"after: {other}", after.drawing, after.is_folded),
+    )
+
+
+def _with_overlays(views: Sequence[View], paths: Sequence[Path]) -> tuple[View, ...]:
+    drawings = [view.drawing for view in views]
+    for path in paths:
+        reader, record = read_overlay(path)
+        laid = [lay_over(drawing, path, reader, record) for drawing in drawings]
+        if not any(laid):
+            raise CircuitError(
+                f"--overlay {path}: nothing that it tells of is drawn here; draw the checkpoint it was made with, "
+                "and --program chain for what is told per draft"
+            )
+        drawings = [
+            replace(drawing, overlays=(*drawing.overlays, *more)) for drawing, more in zip(drawings, laid, strict=True)
+        ]
+    return tuple(replace(view, drawing=drawing) for view, drawing in zip(views, drawings, strict=True))
+
+
+def _writer(suffix: str, options: DrawOptions) -> Callable[[Sequence[View]], bytes]:
+    """Return what makes a file of this ending; CircuitError lists the endings."""
+    is_compared = bool(options.other or options.other_plan)
+
+    def one(views: Sequence[View]) -> Drawing:
+        # a page shows all; elsewhere the comparison, or the chain that was asked for
+        return views[0 if is_compared else -1].drawing
+
+    writers: dict[str, Callable[[Sequence[View]], bytes]] = {
+        ".html": lambda views: to_page(views).encode(),
+        ".svg": lambda views: to_svg(one(views), theme=options.theme).encode(),
+        ".png": lambda views: to_png(one(views), theme=options.theme),
+        ".dot": lambda views: to_dot(one(views)).encode(),
+        ".mmd": lambda views: to_mermaid(one(views)).encode(),
+        ".json": lambda views: to_model_explorer(one(views)).encode(),
+        ".txt": lambda views: to_terminal(one(views), width=options.width).encode(),
+    }
+    if suffix not in writers:
+        got = f"the ending {suffix}" if suffix else "none"
+        raise CircuitError(f"draw -o: expected a file that ends in {', '.join(writers)}, got {got}")
+    return writers[suffix]
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """Read `n=4,max_blocks=16`; ValueError for anything else."""
+    held: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, size = part.partition("=")
+        if not name or not (size.isascii() and size.isdecimal()) or len(size) > 12 or name in held:
+            raise ValueError(f"--dims: expected NAME=SIZE,... such as n=1,max_blocks=16, got {part!r}")
+        held[name] = int(size)
+    return held
