@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from drafts.commands.draw_entry import draw, trace
 from drafts.commands.folders import cache_folder as _cache_folder
 from drafts.commands.plan_entry import plan
 from drafts.commands.screen import Screen
@@ -26,6 +27,8 @@ MAX_NUM_DRAFTS = 16
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command()(plan)
+app.command()(draw)
+app.command()(trace)
 
 
 class Precision(StrEnum):
@@ -176,6 +179,9 @@ def show(
         typer.Argument(metavar="[X]", help="A document or a checkpoint folder; with --nodes, a node's name."),
     ] = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="List the nodes, or show the whole of one.")] = False,
+    is_drawn: Annotated[
+        bool, typer.Option("--draw", help="Draw it, wires and boxes, as wide as the terminal.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -183,12 +189,14 @@ def show(
     screen = Screen(as_json=as_json)
     with screen.step("loading torch"):
         from drafts.commands import show as body
+    if nodes and is_drawn:
+        raise typer.BadParameter("expected one of --nodes and --draw, got both")
     if nodes:
         body.show_nodes(x, screen)
     elif x is None:
         raise typer.BadParameter("expected a document, a checkpoint folder, or --nodes", param_hint="X")
     else:
-        body.show_circuit(Path(x), screen)
+        body.show_circuit(Path(x), screen, is_drawn=is_drawn)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from rich.text import Text
 
 import nodes  # noqa: F401 - importing them declares them
 from circuit import CircuitError, Node, load_document, node_types, to_text
+from circuit.draw import draw_circuit, to_terminal
 from compiler import CIRCUIT
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.commands.screen import Screen
@@ -19,8 +20,11 @@ from drafts.decisions import default_decisions
 from drafts.glm5_next import mtp_head
 
 
-def show_circuit(path: Path, screen: Screen) -> None:
-    """Print the text form of the circuit at `path`: a document's own, an artifact's, or the head of a checkpoint."""
+def show_circuit(path: Path, screen: Screen, *, is_drawn: bool = False) -> None:
+    """Print the text form of the circuit at `path`: a document's own, an artifact's, or the head of a checkpoint.
+
+    Drawn, it is as wide as the terminal.
+    """
     kind = kind_of(path)
     if kind != "checkpoint":
         circuit = load_document(path / CIRCUIT if kind == "artifact" else path)
@@ -32,7 +36,7 @@ def show_circuit(path: Path, screen: Screen) -> None:
             block_size=config.index_kpool,
             max_num_drafts=DEFAULT_MAX_NUM_DRAFTS,
         )
-    text = to_text(circuit)
+    text = to_terminal(draw_circuit(circuit), width=screen.out.width) if is_drawn else to_text(circuit)
     screen.emit({"circuit": circuit.name, "text": text})
     # one value a line, whatever the width: the text form is read by programs too
     screen.out.out(text, end="")
