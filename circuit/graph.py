@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
-
-import networkx as nx
+from typing import TYPE_CHECKING, Literal
 
 from circuit.errors import CircuitError, TypeRuleError, VerifyError, close_names
 from circuit.node import Node, PortType, snake_case
 from circuit.state_type import StateType
 from circuit.tensor_type import TensorType
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 ValueKind = Literal["input", "weight", "state", "result"]
 
@@ -178,8 +179,11 @@ class Circuit:
         self._values[name] = value
         value.name = name
 
-    def dataflow(self) -> nx.DiGraph:
+    def dataflow(self) -> "nx.DiGraph":
         """Return the calls (by index) and sources (by value) as a networkx graph; an edge carries its value."""
+        # a third of this package's import time, and nothing that runs a circuit asks for the graph
+        import networkx as nx  # noqa: PLC0415
+
         graph: nx.DiGraph = nx.DiGraph()
         for source in (*self.inputs.values(), *self.weights.values(), *self.states.values()):
             graph.add_node(source)
