@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.performance_page import PAGE, generated
 from drafts.commands.plan_request import counts, rate
 from drafts.commands.plan_subject import shipped_configs
 from drafts.planned_launches import PLANNED_LAUNCHES
@@ -293,3 +294,10 @@ def test_counts_are_read_with_and_without_suffix(text: str, found: tuple[int, ..
 @pytest.mark.parametrize("text", ["4.3TB/s", "4.3t", "4.3 TB/s", "4300GB/s", "4300 g"])
 def test_rates_are_read_in_either_unit(text: str) -> None:
     assert rate(text) == pytest.approx(4.3e12)
+
+
+def test_performance_page_is_what_the_plan_says_now() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert generated(page) == page, "run python benchmarks/performance_page.py"
+    with pytest.raises(ValueError, match="section 'cuts'"):
+        generated(page.replace("<!-- cuts: generated -->", ""))
