@@ -19,6 +19,7 @@ ProductForm = Literal["multiply_sum", "matmul"]
 
 MAX_UNROLLED_ROWS = 4  # beyond it the unrolled body spills
 LARGE_WEIGHT_BYTES = 8 << 20
+CACHED_WEIGHT_BYTES = 32 << 20  # what a last level cache holds; beyond it a weight read twice is fetched twice
 MAX_LOOP_PRODUCTS = 4 << 20  # of activations with activations, per row; above it a library call pays
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from pathlib import Path
 from typing import Literal
 
@@ -56,11 +57,14 @@ class PackagedProgram:
         self._results = {name: _sizes(value, dims) for name, value in circuit.outputs.items()}
         fed_by = {edge.target: list(circuit.outputs).index(edge.source) for edge in feedback}
         self._ports = tuple(_port(value, dims) for value in argument_order(circuit))
-        self._given = tuple(index for index, port in enumerate(self._ports) if port.kind == "given")
-        self._bound = tuple(index for index, port in enumerate(self._ports) if port.kind in ("state", "weight"))
+        self._given = self._indices("given")
+        self._states = self._indices("state")
+        self._weights = self._indices("weight")
+        self._state_names = tuple(self._ports[index].value.name for index in self._states)
+        self._weight_names = tuple(self._ports[index].value.name for index in self._weights)
         self._open_dims = _open_dims(self._ports)
-        self._held: dict[int, Tensor] = {}  # what is bound, kept alive
-        self._addresses: dict[int, int] = {}
+        self._held: list[Tensor] = []  # what is bound, states before weights, kept alive
+        self._addresses: list[int] = []
         self._driver = Driver(
             path.with_name(DRIVER), path, num_ports=len(self._ports), num_results=len(circuit.outputs)
         )
@@ -103,34 +107,42 @@ class PackagedProgram:
         return made
 
     def _bind(self, states: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-        changed = []
-        for index in self._bound:
-            port = self._ports[index]
-            table = states if port.kind == "state" else weights
-            # a tensor object keeps its dtype and shape, but `tensor.data = other` gives it other memory
-            tensor = table.get(port.value.name)
-            if tensor is None or tensor is not self._held.get(index) or tensor.data_ptr() != self._addresses[index]:
-                changed.append((index, self._checked(index, table)))
-        if not changed:
+        """Hand the driver what of states and weights is another tensor than in the run before, all of it checked."""
+        tensors = (*map(states.get, self._state_names), *map(weights.get, self._weight_names))
+        # a tensor object keeps its dtype and shape, but `tensor.data = other` gives it other memory
+        if (
+            len(self._held) == len(tensors)
+            and all(map(is_, tensors, self._held))
+            and [*map(Tensor.data_ptr, self._held)] == self._addresses
+        ):
             return
-        held = {**self._held, **dict(changed)}
+        held = [
+            self._checked(index, table)
+            for table, indices in ((states, self._states), (weights, self._weights))
+            for index in indices
+        ]
+        bound = dict(zip((*self._states, *self._weights), held, strict=True))
         for name, (first, *others) in self._open_dims.items():
-            size = held[first.port].shape[first.axis]
-            if any(held[other.port].shape[other.axis] != size for other in others):
+            size = bound[first.port].shape[first.axis]
+            if any(bound[other.port].shape[other.axis] != size for other in others):
                 got = ", ".join(
-                    f"{self._ports[place.port].value!r} {held[place.port].shape[place.axis]}"
+                    f"{self._ports[place.port].value!r} {bound[place.port].shape[place.axis]}"
                     for place in (first, *others)
                 )
                 raise BindingError(f"package of {self.circuit.name!r}: expected one size of {name}, got {got}")
-        for index, tensor in changed:
+        # until all of it is bound nothing counts as bound
+        self._held, self._addresses = [], []
+        for index, tensor in bound.items():
             self._driver.bind(index, tensor.dtype, tensor.shape, address=tensor.data_ptr())
-            self._held[index], self._addresses[index] = tensor, tensor.data_ptr()
+        self._held, self._addresses = held, [tensor.data_ptr() for tensor in held]
 
     def _checked(self, index: int, table: Mapping[str, Tensor]) -> Tensor:
         port = self._ports[index]
         tensor = table.get(port.value.name)
         if tensor is None:
             raise BindingError(f"{self._place(port)}: missing; pass a tensor of its type")
+        if tensor.shape == port.sizes and tensor.dtype is port.dtype and tensor.is_contiguous() and tensor.is_cpu:
+            return tensor
         shape = tensor.shape
         fits = len(shape) == len(port.sizes) and all(
             expected is None or expected == size for expected, size in zip(port.sizes, shape, strict=True)
@@ -142,6 +154,9 @@ class PackagedProgram:
         if not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise BindingError(f"{self._place(port)}: expected a contiguous CPU tensor, got strides {tensor.stride()}")
         return tensor
+
+    def _indices(self, kind: str) -> tuple[int, ...]:
+        return tuple(index for index, port in enumerate(self._ports) if port.kind == kind)
 
     def _place(self, port: _Port) -> str:
         return f"package of {self.circuit.name!r}, {port.value.kind} {port.value!r}"

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compiler.inductor.realize import realize
+from compiler.inductor.products import CACHED_WEIGHT_BYTES
+from compiler.inductor.realize import pin, realize
 from compiler.registry import lowers, tolerance
 from nodes import RoutedExperts
 
@@ -13,16 +14,30 @@ from nodes import RoutedExperts
 def lower_routed_experts(
     node: RoutedExperts, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
-    """Index the experts inside the sums: Inductor fuses the gather with the reduction, so no expert is copied."""
-    wide = realize(x)
-    num_rows = x.shape[0]
-    gate_ups = [(gate_up[ids[row]].float() * wide[row]).sum(-1) for row in range(num_rows)]  # [k, 2*inter] each
-    gate, up = torch.stack(gate_ups).to(x.dtype).chunk(2, dim=-1)
-    active = functional.silu(gate.clamp(max=node.limit)) * up.clamp(min=-node.limit, max=node.limit)
-    held = realize(active)
-    downs = [(down[ids[row]].float() * held[row].unsqueeze(1)).sum(-1) for row in range(num_rows)]  # [k, hidden] each
-    expert_out = torch.stack(downs).to(x.dtype).float()
+    """Index the experts inside the sums: Inductor fuses the gather with the reduction, so no expert is copied.
+
+    Several rows go through large experts in the order of the experts, so that one that two rows chose is read once.
+    """
+    num_rows, top_k = ids.shape
+    if num_rows > 1 and gate_up.nbytes > CACHED_WEIGHT_BYTES:
+        order = torch.argsort(ids.flatten(), stable=True)
+        place = pin(torch.empty_like(order).scatter(0, order, torch.arange(num_rows * top_k, device=ids.device)))
+        expert, row = pin(ids.flatten()[order]), pin(order // top_k)
+        made = _experts(node, x, expert, row, gate_up, down)[place]
+    else:
+        row = torch.arange(num_rows, device=ids.device).repeat_interleave(top_k)
+        made = _experts(node, x, pin(ids.flatten()), row, gate_up, down)
+    expert_out = made.view(num_rows, top_k, -1).float()
     total = expert_out[:, 0] * weights[:, 0, None]
-    for choice in range(1, ids.shape[1]):
+    for choice in range(1, top_k):
         total = total + expert_out[:, choice] * weights[:, choice, None]
     return total.to(x.dtype)
+
+
+def _experts(node: RoutedExperts, x: Tensor, expert: Tensor, row: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Return [p, hidden]: row `row[i]` of x through expert `expert[i]`, for each of the p pairs."""
+    wide = realize(x)
+    gate, up = (gate_up[expert].float() * wide[row].unsqueeze(1)).sum(-1).to(x.dtype).chunk(2, dim=-1)
+    active = functional.silu(gate.clamp(max=node.limit)) * up.clamp(min=-node.limit, max=node.limit)
+    held = realize(active)
+    return (down[expert].float() * held.unsqueeze(1)).sum(-1).to(x.dtype)

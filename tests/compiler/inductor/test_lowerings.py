@@ -32,6 +32,23 @@ def test_every_lowered_node_is_in_the_catalogue() -> None:
     assert len(EXAMPLES) > len(lowered_nodes("inductor"))
 
 
+# what a size decides, set so that small examples take the forms of large ones
+SIZE_LIMITS = {
+    "compiler.inductor.products.LARGE_WEIGHT_BYTES": 0,
+    "compiler.inductor.lowering.routed_experts.CACHED_WEIGHT_BYTES": 0,
+    "compiler.inductor.lowering.indexer_scores.MAX_LOOP_PRODUCTS": 0,
+    "compiler.inductor.lowering.sparse_mla_attention.MAX_LOOP_PRODUCTS": 0,
+    "compiler.inductor.ranking.MAX_COUNTED": 0,
+}
+
+
+@pytest.fixture(params=["as small ones", "as large ones"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, limit in SIZE_LIMITS.items() if request.param == "as large ones" else ():
+        monkeypatch.setattr(place, limit)
+
+
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("example, dtype, sizes", EXAMPLES)
 def test_lowering_keeps_its_tag(example: Example, dtype: str, sizes: Sizes) -> None:
     node = example.node
