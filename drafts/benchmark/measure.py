@@ -43,10 +43,12 @@ def measure(
     num_threads: int,
     seconds: float = 5.0,
     with_torch_compile: bool = True,
+    compiled_in: Path | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> BenchResult:
     """Measure one chain of `num_drafts` drafts of `num_rows` sequences with `context` cache rows.
 
+    `compiled_in`: a folder to take the circuit's package from, or to leave it in; None compiles it anew.
     Fails on a recompile: torch.compile that recompiles falls back to eager after a while, and would be timed as that.
     """
     torch.set_num_threads(num_threads)
@@ -55,7 +57,7 @@ def measure(
     runs = {"eager": eager(prepared)}
     with tempfile.TemporaryDirectory() as folder, torch._dynamo.config.patch(error_on_recompile=True):
         on_stage("compiling the circuit")
-        runs["circuit"] = compiled_circuit(prepared, Path(folder), num_threads=num_threads)
+        runs["circuit"] = compiled_circuit(prepared, compiled_in or Path(folder), num_threads=num_threads)
         if with_torch_compile:
             for name, options in COMPILE_OPTIONS.items():
                 on_stage(f"compiling {name}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuit import Circuit, Value
+from circuit import Circuit, Value, dtype_name
 from compiler.inductor import LoweredCircuit, PackagedProgram, build_driver, build_package
 from drafts.batch import RowBatch
 from drafts.binding import DraftBinding
@@ -42,9 +42,7 @@ class Prepared:
     def __init__(self, config: DraftConfig, weights: Mapping[str, Tensor], *, num_rows: int, context: int, drafts: int):
         self.config, self.weights, self.num_drafts = config, weights, drafts
         self.decisions = default_decisions(config)
-        self.proposer = DraftProposer(
-            config, weights, self.decisions, max_seq_len=context, max_num_drafts=drafts, num_sequences=num_rows
-        )
+        self.proposer = DraftProposer(config, weights, self.decisions, max_seq_len=context, num_sequences=num_rows)
         self.cache = self.proposer.cache
         self.binding = _binding(self.proposer)
         generator = torch.Generator().manual_seed(1)
@@ -90,9 +88,11 @@ def compiled_circuit(prepared: Prepared, folder: Path, *, num_threads: int) -> R
     """The compiled program of the same chain, through the runner that a proposer calls."""
     dims = program_dims(prepared.binding, prepared.key)
     circuit, feedback = program_step(prepared.binding, prepared.key)
-    path = folder / f"{prepared.key.name}.so"
-    build_driver(folder)
-    build_package(circuit, {**dims, **OPEN_SIZES}, path, num_threads=num_threads)
+    dtype = dtype_name(prepared.config.dtype)
+    path = folder / f"{prepared.key.name}_{dtype}_depth{dims['tail_depth']}_threads{num_threads}.so"
+    if not path.exists():
+        build_driver(folder)
+        build_package(circuit, {**dims, **OPEN_SIZES}, path, num_threads=num_threads)
     program = PackagedProgram(circuit, dims, path, feedback=feedback)
     runner = CompiledRunner(prepared.binding, {prepared.key: program}, backend="inductor")
     cache = _copied(prepared.cache)

@@ -49,10 +49,7 @@ def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
     if not options.is_circuit or options.backend.backend == "reference":
         artifact = None
     elif artifact is None:
-        # left open, the backend takes programs that are compiled already: a first answer should not wait for a compile
-        artifact = cached_artifact(
-            session, screen, options.backend, num_tokens=num_tokens, num_drafts=num_drafts, compiles=False
-        )
+        artifact = cached_artifact(session, screen, options.backend, num_tokens=num_tokens, num_drafts=num_drafts)
     proposer, watch = session.drafter(
         "circuit" if options.is_circuit else "eager",
         num_tokens=num_tokens,
