@@ -20,6 +20,8 @@ from compiler.artifact import (
     write_manifest,
 )
 from compiler.artifact_folder import check_output, replacing
+from compiler.compile import PASSES, Compiled, Request, compile_circuit, state_writes
+from compiler.derived_weights import DerivedWeight, DerivedWeights
 from compiler.devices import THIS_MACHINE, Device, Figure, device_names, load_device, measure_this_machine
 from compiler.estimate import (
     Cut,
@@ -40,6 +42,7 @@ from compiler.parity import Bound, EdgeDifference, bound_for, compare_edges, wor
 from compiler.passes import (
     IS_FIRST,
     Feedback,
+    Use,
     bind_dims,
     chain,
     context,
@@ -48,8 +51,19 @@ from compiler.passes import (
     remove_dead_code,
     step,
 )
-from compiler.plan import Plan, ProgramPlan, plan_program, read_plan, sources_digest
-from compiler.registry import Numerics, lowered_nodes, lowering_of
+from compiler.plan import (
+    CallPlan,
+    Plan,
+    ProgramPlan,
+    plan_compiled,
+    plan_program,
+    read_plan,
+    require_runnable,
+    sources_digest,
+)
+from compiler.region import Region
+from compiler.registry import Numerics, lowered_nodes, lowering_of, region_rules
+from compiler.target import Target, target_of
 
 __all__ = [
     "CIRCUIT",
@@ -58,10 +72,15 @@ __all__ = [
     "IS_FIRST",
     "MANIFEST",
     "PACKAGES",
+    "PASSES",
     "PLAN",
     "THIS_MACHINE",
     "Bound",
+    "CallPlan",
+    "Compiled",
     "Cut",
+    "DerivedWeight",
+    "DerivedWeights",
     "Device",
     "EdgeDifference",
     "Feedback",
@@ -73,14 +92,19 @@ __all__ = [
     "Plan",
     "ProgramPlan",
     "ProgramRecord",
+    "Region",
+    "Request",
     "Roofline",
     "RoundModel",
     "RoundPrediction",
+    "Target",
+    "Use",
     "bind_dims",
     "bound_for",
     "chain",
     "check_output",
     "compare_edges",
+    "compile_circuit",
     "context",
     "device_names",
     "digest_of",
@@ -94,17 +118,22 @@ __all__ = [
     "lowering_of",
     "machine_fields",
     "measure_this_machine",
+    "plan_compiled",
     "plan_memory",
     "plan_program",
     "rank_cuts",
     "read_manifest",
     "read_plan",
+    "region_rules",
     "remove_dead_code",
     "replacing",
+    "require_runnable",
     "roofline_of",
     "sources_digest",
     "split_launch",
+    "state_writes",
     "step",
+    "target_of",
     "total_cost",
     "why_foreign",
     "worst_edge",

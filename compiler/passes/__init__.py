@@ -3,19 +3,25 @@
 from compiler.passes.bind_dims import bind_dims
 from compiler.passes.chain import chain
 from compiler.passes.dead_code import remove_dead_code
+from compiler.passes.feedback import Feedback
 from compiler.passes.loop import IS_FIRST, loop_step
 from compiler.passes.plan_memory import MemoryPlan, plan_memory
-from compiler.passes.specialise import Feedback, context, step
+from compiler.passes.record import PassRecord, RuleRecord
+from compiler.passes.specialise import Use, context, specialise, step
 
 __all__ = [
     "IS_FIRST",
     "Feedback",
     "MemoryPlan",
+    "PassRecord",
+    "RuleRecord",
+    "Use",
     "bind_dims",
     "chain",
     "context",
     "loop_step",
     "plan_memory",
     "remove_dead_code",
+    "specialise",
     "step",
 ]
