@@ -2,92 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from circuit import Circuit, StateType, f32, from_document, interpret, to_json, to_text, verify
+from circuit import Circuit, f32, from_document, to_json, to_text, verify
 from compiler.compile import state_writes
-from compiler.passes.fold_weights import fold_weights
 from compiler.passes.fuse import fuse
 from compiler.pattern import Step
-from compiler.registry import BITWISE, RegionRule, region_rules
-from tests.support.circuit_strategies import PROPERTY, circuits
-from tests.support.head_scene import DECISIONS, Scene, assert_same
-from tests.support.node_cases import same_bits
+from tests.support.fusing import blocks, cache_type, kinds, line, rule, same_run, value_names
 from tests.support.toy_nodes import ToyAdd, ToyGain, ToyMinMax, ToyRead, ToyScale, ToyWrite
-
-
-def rule(name: str, *steps: Step) -> RegionRule:
-    return RegionRule(name, "toy", steps, (name,), BITWISE, lambda node, *tensors: None)
-
-
-def cache_type() -> StateType:
-    return StateType("paged", f32("num_blocks", 4, 8), 2)
-
-
-def line() -> Circuit:
-    """x -> twice -> gained -> sum with x -> y."""
-    circuit = Circuit("line")
-    x = circuit.input("x", f32("n", 8))
-    with circuit.block("head"):
-        with circuit.block("inner"):
-            twice = ToyScale(factor=2.0)(x).named("twice")
-        gained = ToyGain()(twice, circuit.weight("gain", f32(8))).named("gained")
-    circuit.output("y", ToyAdd()(gained, x).named("sum"))
-    return circuit
-
-
-def kinds(circuit: Circuit) -> list[str]:
-    return [getattr(call.node, "rule", type(call.node).__name__) for call in circuit.calls]
-
-
-def value_names(circuit: Circuit) -> set[str]:
-    """Every name of a value, those inside regions too."""
-    names = {value.name for value in circuit.values}
-    for call in circuit.calls:
-        inner = call.node.inner_circuit()
-        names |= set() if inner is None else value_names(inner)
-    return names
-
-
-def blocks(circuit: Circuit) -> dict[str, str]:
-    """The block of every call by its first result, inside regions or out."""
-    held: dict[str, str] = {}
-    for call in circuit.calls:
-        inner = call.node.inner_circuit()
-        held |= {call.results[0].name: call.block} if inner is None else blocks(inner)
-    return held
-
-
-def same_run(before: Circuit, after: Circuit, *, num_columns: int = 8) -> None:
-    generator = torch.Generator().manual_seed(11)
-
-    def tensors(values: Mapping[str, Any], *shape: int) -> dict[str, torch.Tensor]:
-        return {name: torch.randn(*shape, generator=generator) for name in values}
-
-    fed: dict[str, Any] = {
-        "inputs": tensors(before.inputs, 5, num_columns),
-        "weights": tensors(before.weights, num_columns),
-        "states": {name: torch.randn(3, *value.type.tensor.sizes()[1:]) for name, value in _bound(before).items()},
-    }
-    expected, got = interpret(before, **fed), interpret(after, **fed)
-    assert {*got.outputs} == {*expected.outputs}
-    assert all(same_bits(got.outputs[name], tensor) for name, tensor in expected.outputs.items())
-    assert all(same_bits(got.states[name], tensor) for name, tensor in expected.states.items())
-
-
-def _bound(circuit: Circuit) -> dict[str, Any]:
-    class Bound:
-        def __init__(self, type: Any) -> None:
-            self.type = type.bind({"num_blocks": 3})
-
-    return {name: Bound(value.type) for name, value in circuit.states.items()}
-
 
 SCALE_GAIN = rule("scale_gain", Step("scale", ToyScale), Step("gain", ToyGain, {"x": "scale"}, leaves=True))
 
@@ -361,94 +283,3 @@ def test_region_that_only_reads_a_state_lets_it_through() -> None:
 def test_step_with_a_port_that_its_node_has_not_is_refused() -> None:
     with pytest.raises(ValueError, match="step 'sum': ToyAdd has no port 'left'; its ports are x, other"):
         Step("sum", ToyAdd, {"left": "x"})
-
-
-# any circuit, any rules
-
-
-@st.composite
-def rules_for(draw: st.DrawFn, circuit: Circuit) -> Sequence[RegionRule]:
-    """Draw rules made of pieces of the circuit, with traits drawn at random: legal and illegal ones."""
-    made = []
-    for number in range(draw(st.integers(1, 3))):
-        picked = draw(st.lists(st.sampled_from(circuit.calls), min_size=1, max_size=4, unique=True))
-        picked.sort(key=circuit.calls.index)
-        steps = []
-        for index, call in enumerate(picked):
-            edges = {}
-            for port, arg in zip(call.node.ports, call.args, strict=True):
-                makers = [step for step, other in enumerate(picked[:index]) if arg.call is other]
-                if makers and draw(st.booleans()):
-                    result = arg.call.node.results[arg.result]  # type: ignore[union-attr]
-                    edges[port] = f"s{makers[0]}.{result}"
-                elif draw(st.booleans()):
-                    edges[port] = f"v{circuit.values.index(arg)}"
-            steps.append(
-                Step(
-                    f"s{index}",
-                    type(call.node),
-                    edges,
-                    leaves=draw(st.booleans()),
-                    at_least=draw(st.sampled_from([1, 1, 1, 0])),
-                    at_most=draw(st.sampled_from([1, 1, None])),
-                    is_outside=draw(st.sampled_from([False, False, False, True])),
-                )
-            )
-        candidate = rule(f"rule{number}", *steps)
-        if candidate.num_required:
-            made.append(candidate)
-    return made
-
-
-@settings(PROPERTY, max_examples=100)
-@given(st.data())
-def test_any_rules_on_any_circuit_keep_bits_writes_names_and_the_law(data: st.DataObject) -> None:
-    circuit = data.draw(circuits().filter(lambda drawn: len(drawn.calls) > 1))
-    live = _without_dead_calls(circuit)
-    rules = data.draw(rules_for(live))
-    fused, records = fuse(live, rules)
-    verify(fused)
-    same_run(live, fused, num_columns=3)
-    assert state_writes(fused) == state_writes(live)
-    assert value_names(fused) == value_names(live)
-    assert blocks(fused) == blocks(live)
-    for record in records:
-        assert bool(record.fired) != bool(record.why_not)
-    regions = sum(call.node.inner_circuit() is not None for call in fused.calls)
-    assert regions == sum(len(record.fired) for record in records)
-
-
-def _without_dead_calls(circuit: Circuit) -> Circuit:
-    for call in circuit.calls:
-        read = {arg for other in circuit.calls for arg in other.args}
-        read |= {*circuit.outputs.values(), *circuit.state_outputs.values()}
-        if read.isdisjoint(call.results):
-            value = next(value for value in call.results if not isinstance(value.type, StateType))
-            circuit.output(f"kept {value.name}", value)
-    return circuit
-
-
-# the real head
-
-
-@pytest.fixture(params=DECISIONS, ids=list(DECISIONS))
-def scene(request: pytest.FixtureRequest) -> Scene:
-    return Scene(DECISIONS[request.param])
-
-
-def test_fused_programs_of_the_head_keep_every_bit_and_every_write(scene: Scene) -> None:
-    for name, program in scene.programs().items():
-        folded, derived, _ = fold_weights(program, why_not={})
-        weights = {weight.name: weight.make([scene.binding.weights[s] for s in weight.sources]) for weight in derived}
-        fused, records = fuse(folded, region_rules("triton"))
-        verify(fused)
-        assert [record for record in records if record.fired], name
-        assert not [call for call in fused.calls if call.node.inner_circuit() is None], name
-        held = {**scene.binding.weights, **weights}
-        expected, got = scene.run(folded, weights=held), scene.run(fused, weights=held)
-        assert_same(got.outputs, expected.outputs)
-        assert_same(got.states, expected.states)
-        assert state_writes(fused) == state_writes(program)
-        assert value_names(fused) == value_names(folded)
-        assert blocks(fused) == blocks(folded)
-        assert to_text(from_document(to_json(fused))) == to_text(fused)
