@@ -35,7 +35,10 @@ class _Record(BaseModel):
 
 
 class ProgramRecord(_Record):
-    """One compiled program: its kind and bucket, the sizes it fixes, its file and that file's hash."""
+    """One compiled program: its kind and bucket, the sizes it fixes, its file and that file's hash.
+
+    is_row_exact: of a chain of several rows, whether each row came out bitwise as the chain of one row has it.
+    """
 
     name: str
     kind: Literal["chain", "context"]
@@ -44,6 +47,7 @@ class ProgramRecord(_Record):
     max_rows: Size
     dims: dict[str, Size]
     num_threads: Size
+    is_row_exact: bool
     circuit_digest: Digest
     file: Annotated[str, Field(pattern=r"^packages/[A-Za-z0-9_]+\.so$")]
     file_sha256: Digest

@@ -35,6 +35,7 @@ from drafts.programs import (
     program_step,
 )
 from drafts.proposer import DraftProposer
+from drafts.row_exactness import exact_chains
 from drafts.weight_digests import weight_digests
 
 ONE_THREAD_BYTES = 8 << 20  # below it a second thread waits longer at barriers than it saves
@@ -74,6 +75,7 @@ def compile_drafter(
             on_built=None if on_built is None else lambda job, seconds: on_built(job.path.stem, seconds),
         )
         driver = build_driver(folder / PACKAGES)
+        exact = exact_chains(binding, dict(zip(keys, (job.path for job in jobs), strict=True)))
         save_document(binding.circuit, folder / CIRCUIT)
         plans = tuple(
             plan_program(job.circuit, name=key.name, backend="inductor", dims=job.dims)
@@ -88,7 +90,8 @@ def compile_drafter(
             "plan_sha256": file_digest(folder / PLAN),
             "driver_sha256": file_digest(driver),
         }
-        return write_manifest(folder, fields, [_record(binding, key, job) for key, job in zip(keys, jobs, strict=True)])
+        records = [_record(binding, key, job, is_exact=key in exact) for key, job in zip(keys, jobs, strict=True)]
+        return write_manifest(folder, fields, records)
 
 
 def bound_circuit(proposer: DraftProposer, checkpoint: Path) -> DraftBinding:
@@ -142,7 +145,7 @@ def _jobs(binding: DraftBinding, keys: Sequence[ProgramKey], folder: Path) -> li
     ]
 
 
-def _record(binding: DraftBinding, key: ProgramKey, job: BuildJob) -> ProgramRecord:
+def _record(binding: DraftBinding, key: ProgramKey, job: BuildJob, *, is_exact: bool) -> ProgramRecord:
     return ProgramRecord(
         name=key.name,
         kind=key.kind,
@@ -151,6 +154,7 @@ def _record(binding: DraftBinding, key: ProgramKey, job: BuildJob) -> ProgramRec
         max_rows=key.max_rows,
         dims=program_dims(binding, key),
         num_threads=job.num_threads,
+        is_row_exact=is_exact,
         circuit_digest=digest_of(to_text(job.circuit)),
         file=f"{PACKAGES}/{job.path.name}",
         file_sha256=file_digest(job.path),

@@ -2,10 +2,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -50,17 +51,34 @@ class CompiledRunner:
     block tables of null blocks.
     """
 
-    def __init__(self, binding: DraftBinding, programs: Mapping[ProgramKey, Program], *, backend: str) -> None:
+    def __init__(
+        self,
+        binding: DraftBinding,
+        programs: Mapping[ProgramKey, Program],
+        *,
+        backend: str,
+        exact: Collection[ProgramKey] = (),
+        inexact: Collection[ProgramKey] = (),
+    ) -> None:
+        """Take over programs; rows run beside one another in the chains that `exact` or `inexact` names.
+
+        `exact`: those that give a row the same bits whatever rows run beside it; `inexact`: those that need not.
+        """
         self.binding = binding
         self.name = f"circuit:{backend}"
         self.fallbacks: Counter[str] = Counter()
         self._programs = dict(sorted(programs.items()))
+        self._shared = {key for key in {*exact, *inexact} if key.kind == "chain"}
+        self._max_chains = max((key.num_rows for key in self._shared), default=1)
         self._interpreted = DraftRunner(binding)
 
     @property
     def is_batch_invariant(self) -> bool:
-        """False: a program for more rows may sum in another order."""
-        return False
+        """Whether rows run beside one another: where programs for several were compiled that change no row's bits.
+
+        Also where the drafter's levers allow other bits.
+        """
+        return self._max_chains > 1
 
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
         """Write context rows, as many at a time as the largest program takes."""
@@ -87,8 +105,23 @@ class CompiledRunner:
     ) -> Drafts:
         """Draft a chain per row; see DraftPath."""
         check_chain(self.binding, rows, cache, num_drafts=num_drafts)
+        is_plain = grammar is None and not has_confidence
+        size = self._max_chains if is_plain else 1
+        if rows.num_rows > size:
+            parts = [
+                self.draft(
+                    _part(rows, start, start + size),
+                    cache,
+                    num_drafts=num_drafts,
+                    grammar=None if grammar is None else grammar[start : start + size],
+                    has_confidence=has_confidence,
+                )
+                for start in range(0, rows.num_rows, size)
+            ]
+            confidences = [part.confidences for part in parts if part.confidences is not None]
+            return Drafts(torch.cat([part.ids for part in parts]), torch.cat(confidences) if confidences else None)
         fit = None
-        if grammar is not None or has_confidence:
+        if not is_plain:
             self._count_fallback("grammar masks and confidences")
         else:
             fit = self._fit("chain", rows, num_drafts=num_drafts)
@@ -102,7 +135,7 @@ class CompiledRunner:
     def _run(
         self, fit: _Fit, rows: RowBatch, cache: DrafterCache, *, num_steps: int, outputs: Sequence[str]
     ) -> dict[str, Tensor]:
-        padded = _padded(rows, fit.key.num_rows, fit.key.max_rows // cache.block_size)
+        padded = padded_rows(rows, fit.key.num_rows, fit.key.max_rows // cache.block_size)
         return fit.program.run(
             inputs=row_inputs(padded),
             states=state_tensors(cache),
@@ -116,7 +149,11 @@ class CompiledRunner:
         newest = int(rows.position.max()) + 1 if rows.num_rows else 0
         for key, program in self._programs.items():
             is_large_enough = key.num_rows >= rows.num_rows and key.max_rows >= newest + max(num_drafts - 1, 0)
-            if key.kind == kind and is_large_enough:
+            if (
+                key.kind == kind
+                and is_large_enough
+                and (kind == "context" or rows.num_rows == 1 or key in self._shared)
+            ):
                 return _Fit(key, program)
         self._count_fallback(f"{kind} of {rows.num_rows} rows and {num_drafts} drafts at {newest} rows")
         return None
@@ -134,7 +171,7 @@ def _part(rows: RowBatch, start: int, stop: int) -> RowBatch:
     )
 
 
-def _padded(rows: RowBatch, num_rows: int, max_blocks: int) -> RowBatch:
+def padded_rows(rows: RowBatch, num_rows: int, max_blocks: int) -> RowBatch:
     """Return the rows with null rows after them and a block table of `max_blocks`, all contiguous."""
     extra = num_rows - rows.num_rows
     if extra == 0 and rows.block_table.shape[1] == max_blocks and rows.hidden.is_contiguous():

@@ -36,6 +36,14 @@ class ModelLevers(BaseModel):
             "Whether drafts 2..K reuse draft 1's selection; `checkpoint` does as index_share_for_mtp_iteration says.",
         ),
     ] = "checkpoint"
+    mtp_batch_exact: Annotated[
+        bool,
+        _lever(
+            "other drafts",
+            "Give each row of a propose_batch the bits that propose gives it; off lets compiled programs for several "
+            "rows run that sum in another order, which is faster.",
+        ),
+    ] = True
     propose_batch_max: Annotated[
         int,
         Field(ge=1, le=256, description="Sequences of one propose_batch.", json_schema_extra={"numerics": "bitwise"}),

@@ -92,7 +92,14 @@ class Artifact:
                 f"{self.folder}: compiled from another circuit than this version declares; compile again"
             )
         programs = {_key(record): _load_program(self.folder, record, binding) for record in self.manifest.programs}
-        return CompiledRunner(binding, programs, backend=self.manifest.backend)
+        exact = {_key(record) for record in self.manifest.programs if record.is_row_exact}
+        return CompiledRunner(
+            binding,
+            programs,
+            backend=self.manifest.backend,
+            inexact=() if proposer.levers.mtp_batch_exact else set(programs) - exact,
+            exact=exact,
+        )
 
 
 def open_artifact(folder: Path) -> Artifact:

@@ -1,4 +1,4 @@
-"""The compiled programs against the oracle: every operation of the cases whose checkpoints are compiled here."""
+"""The compiled programs against the oracle: every operation of every golden case."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ from tests.support.artifacts import GOLDEN_CONTEXT, GOLDEN_DECISIONS, golden_art
 
 pytestmark = pytest.mark.slow
 
-# drafts a chain of each; those of a case may be fewer, and are then the first of them
-COMPILED = {"ckpt_a": 4, "ckpt_b": 3}
-# float32 sums in another order, over a chain of four drafts
-CACHE_BOUND = 1e-5
+# sums in another order, over a chain of four drafts; bf16 keeps 8 bits
+CACHE_BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
+
+
+class _Runners(dict[str, CompiledRunner]):
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._tmp_path_factory = tmp_path_factory
+
+    def __missing__(self, checkpoint: str) -> CompiledRunner:
+        context_rows = (4,) if checkpoint == "ckpt_a" else ()
+        folder = golden_artifact(self._tmp_path_factory, checkpoint, num_drafts=4, context_rows=context_rows)
+        self[checkpoint] = load_compiled(folder).runner
+        return self[checkpoint]
 
 
 @pytest.fixture(scope="session")
 def runners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledRunner]:
-    """A runner per checkpoint. That of ckpt_b writes context rows interpreted, which is none of its subject."""
-    folders = {
-        "ckpt_a": golden_artifact(tmp_path_factory, "ckpt_a", num_drafts=COMPILED["ckpt_a"], context_rows=(4,)),
-        "ckpt_b": golden_artifact(tmp_path_factory, "ckpt_b", num_drafts=COMPILED["ckpt_b"]),
-    }
-    return {name: load_compiled(folder).runner for name, folder in folders.items()}
+    """Runners by checkpoint, made when asked for. All but ckpt_a write context rows interpreted, not their subject."""
+    return _Runners(tmp_path_factory)
 
 
 def test_compiled_programs_play_every_operation(golden_case: GoldenCase, runners: dict[str, CompiledRunner]) -> None:
     checkpoint = Path(golden_case.document["checkpoint"]).name
-    if checkpoint not in runners:
-        pytest.skip(f"{checkpoint} is not compiled: each costs half a minute, and its sizes add no kind of program")
     runner = runners[checkpoint]
     fallbacks = runner.fallbacks.copy()
     for index in range(len(golden_case.sequences)):
@@ -53,12 +57,17 @@ def test_compiled_programs_play_every_operation(golden_case: GoldenCase, runners
                 is_tied = True
                 break
         assert is_tied or play.drafts == golden_case.drafts(index)
-        assert play.drafts == interpreted.drafts
+        if golden_case.is_float32:
+            assert play.drafts == interpreted.drafts
+        if play.drafts != interpreted.drafts:
+            continue  # a near tie in bf16: other tokens write other rows
         theirs = cache_contents(interpreted.cache, interpreted.state)
         for edge, ours in cache_contents(play.cache, play.state).items():
             assert not ours.isnan().any(), edge
             distance = (ours.double() - theirs[edge].double()).norm()
-            assert distance <= CACHE_BOUND * theirs[edge].double().norm(), f"{golden_case.name} {edge}: {distance}"
+            assert distance <= CACHE_BOUND[ours.dtype] * theirs[edge].double().norm(), (
+                f"{golden_case.name} {edge}: {distance}"
+            )
     new = runner.fallbacks - fallbacks
     assert not [what for what in new if what.startswith("chain") or checkpoint == "ckpt_a"]
 

@@ -68,6 +68,7 @@ def without_code(monkeypatch: pytest.MonkeyPatch, *, fails_at: str | None = None
 
     monkeypatch.setattr("drafts.compile_drafter.build_packages", build)
     monkeypatch.setattr("drafts.compile_drafter.build_driver", driver)
+    monkeypatch.setattr("drafts.compile_drafter.exact_chains", lambda binding, packages: set())
     for place in ("drafts.compile_drafter", "drafts.commands.compile"):
         monkeypatch.setattr(f"{place}.require_cxx_compiler", lambda: None)
     return built
