@@ -66,8 +66,11 @@ class Matcher:
         self._steps = tuple(steps)
         self._taken = taken
         self._by_type: dict[type[Node], list[Call]] = {}
-        for call in circuit.calls:
+        self._readers: dict[Value, dict[Call, int]] = {}
+        for index, call in enumerate(circuit.calls):
             self._by_type.setdefault(type(call.node), []).append(call)
+            for arg in call.args:
+                self._readers.setdefault(arg, {})[call] = index
         self._farthest = 0
         self._blocked: dict[int, dict[Call, None]] = {}
 
@@ -100,7 +103,7 @@ class Matcher:
         self._farthest = max(self._farthest, index)
         step = self._steps[index]
         used = match.used()
-        free = [call for call in self._by_type.get(step.node_type, ()) if call not in used]
+        free = [call for call in self._candidates(step, match) if call not in used]
         if step.at_most == 1:
             for call in free:
                 variables = self._bind(step, call, match)
@@ -126,6 +129,20 @@ class Matcher:
             if calls and len(calls) >= step.at_least:
                 yield from self._extend(_with(match, step, tuple(calls), variables), index + 1)
                 return
+
+    def _candidates(self, step: Step, match: Match) -> list[Call]:
+        """Return the calls that may be `step`: who reads a value that one of its edges knows already, else all."""
+        for edge in step.edges.values():
+            words = (edge,) if isinstance(edge, str) else edge
+            known = [
+                value for word in words if match.calls.get(word.partition(".")[0]) for value in _results(match, word)
+            ]
+            if not known and words[0] in match.variables:
+                known = [match.variables[words[0]]]
+            if known:
+                found = {call: index for value in known for call, index in self._readers.get(value, {}).items()}
+                return [call for call in sorted(found, key=found.__getitem__) if type(call.node) is step.node_type]
+        return self._by_type.get(step.node_type, [])
 
     def _bind(self, step: Step, call: Call, match: Match) -> Mapping[str, Value] | None:
         """Return the variables once `call` is `step`, None where an edge is another or the call is taken."""

@@ -13,7 +13,8 @@ products of one input are one product and its slices.
     7 o_proj            o_proj + residual
     8 router_shared     post norm + router top-k beside shared gate_up
     9, 10 experts       routed gate_up + SwiGLU; down + weighted sum + shared + residual
-    11 lm_head          head norm + lm_head + argmax, logits never in memory
+    11 lm_head          head norm + lm_head + argmax, logits never in memory; a grammar's mask and the draft's
+                        probability where the program has them
 """
 
 from compiler.pattern import Step
@@ -30,6 +31,7 @@ from nodes import (
     Concat,
     Embedding,
     ExtendSelection,
+    GrammarMask,
     Increment,
     IndexerScores,
     KeyPool,
@@ -42,6 +44,7 @@ from nodes import (
     SparseMlaAttention,
     SplitHeads,
     Swiglu,
+    TokenProbability,
     TopkRouter,
 )
 
@@ -168,7 +171,9 @@ LM_HEAD = plans_region(
     (
         Step("norm", RmsNorm, leaves=True),
         Step("logits", Linear, {"x": "norm"}),
-        Step("draft", Argmax, {"logits": "logits"}, leaves=True),
+        Step("allowed", GrammarMask, {"logits": "logits"}, at_least=0),
+        Step("draft", Argmax, {"logits": ("allowed", "logits")}, leaves=True),
+        Step("confidence", TokenProbability, {"logits": "logits", "token": "draft"}, leaves=True, at_least=0),
     ),
     backend=BACKEND,
     numerics=_SUMS,

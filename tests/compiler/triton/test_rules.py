@@ -74,7 +74,7 @@ def bound(config: DraftConfig, **decisions: Any) -> DraftBinding:
 
 def planned(circuit: Circuit, config: DraftConfig, *, rows: int = 1, blocks: int = 2) -> ProgramPlan:
     sizes = {"n": rows, "max_blocks": blocks, "num_blocks": rows * blocks + 1, "num_sequences": rows + 1}
-    dims = {**sizes, "tail_depth": config.index_kpool + 3}
+    dims = {**sizes, "tail_depth": config.index_kpool + 3, "mask_words": -(-config.vocab_size // 32)}
     return plan_program(circuit, name="p", backend="triton", dims=dims)
 
 
@@ -128,20 +128,28 @@ def test_bytes_are_those_that_the_study_counted() -> None:
     assert made.bytes_read < sum(inner.bytes_read for call in made.calls for inner in call.body)
 
 
-@pytest.mark.parametrize(
-    "part, node, reason",
-    [
-        ("confidence", "RmsNorm", "value %logits is read outside, by %confidence = TokenProbability"),
-        ("grammar", "RmsNorm", "no such chain in this circuit: no Argmax with logits = logits"),
-    ],
-)
-def test_optional_part_that_no_rule_takes_is_refused_with_the_reason(part: str, node: str, reason: str) -> None:
+@pytest.mark.parametrize("has_grammar", [True, False])
+@pytest.mark.parametrize("has_confidence", [True, False])
+def test_grammar_and_confidence_are_part_of_the_last_launch(has_grammar: bool, has_confidence: bool) -> None:
     config = tiny_config()
-    with_part = {f"has_{part}": True}
+    step = bound(config).step(is_first=True, has_grammar=has_grammar, has_confidence=has_confidence)
+    made = planned(step, config)
+    assert made.launches == LAUNCHES
+    inside = {inner.node_type for inner in made.calls[-1].body}
+    assert ("GrammarMask" in inside) == has_grammar
+    assert ("TokenProbability" in inside) == has_confidence
+    # neither makes the logits leave
+    assert made.calls[-1].bytes_written < 4 * config.vocab_size
+
+
+def test_logits_that_a_caller_reads_keep_the_last_launch_from_forming() -> None:
+    config = tiny_config()
+    step = bound(config).step(is_first=True)
+    step.output("logits", step.value("logits"))
     with pytest.raises(LoweringError) as caught:
-        planned(bound(config).step(is_first=True, **with_part), config)
-    assert f"= {node}: no lowering of its own on triton" in str(caught.value)
-    assert f"lm_head did not fire: {reason}" in str(caught.value)
+        planned(step, config)
+    assert str(caught.value).startswith("%head_normed = RmsNorm: no lowering of its own on triton")
+    assert "lm_head did not fire: value %logits is read outside, by the output 'logits'" in str(caught.value)
 
 
 def test_no_launch_is_built_and_the_program_says_so() -> None:
