@@ -235,7 +235,7 @@ def _dims(binding: DraftBinding, batch: int, context: int) -> dict[str, int]:
 
 def _launches(bound: Circuit, dims: Mapping[str, int], backend: PlanBackend) -> tuple[LaunchCost, ...]:
     if backend == "triton":
-        return planned_launches(bound)
+        return planned_launches(bound, dims)
     if backend == "reference":
         how = {call.results[0].name: ("reference", "reference") for call in bound.calls}
     else:

@@ -109,28 +109,37 @@ def memory_line(plan: DraftPlan) -> str:
 
 def launches(plan: DraftPlan, *, width: int) -> Grid:
     """Return the first draft's launches, each with its floor and its share of it."""
-    columns: tuple[str, ...] = ("launch", "MB read", "KB written", "MFLOP", "floor us", "share")
-    is_narrow = width < NARROW
-    columns += ("runs as",) if is_narrow else ("numerics", "kernel")
+    tags = [_short(launch.numerics) for launch in plan.first]
+    is_narrow, is_uniform = width < NARROW, len(set(tags)) == 1
+    columns: tuple[str, ...] = ("launch", "MB read", "KB out", "MFLOP", "floor us", "share")
+    columns += ("kernel",) if is_narrow and is_uniform else ("runs as",) if is_narrow else ("numerics", "kernel")
     rows = []
-    for launch in plan.first:
+    for launch, numerics in zip(plan.first, tags, strict=True):
         floor = plan.launch_floor_us(launch)
-        numerics = launch.numerics.partition(",")[0] + (")" if "," in launch.numerics else "")
-        how = (numerics, launch.kernel)
-        joined = numerics if numerics == launch.kernel else f"{numerics}, {launch.kernel}"
+        how: tuple[str, ...] = (numerics, launch.kernel)
+        if is_narrow:
+            # that planned launches are none of them built stands in the headline
+            kernel = launch.kernel.removesuffix(", planned")
+            how = (kernel,) if is_uniform or numerics == kernel else (f"{numerics}, {kernel}",)
         rows.append(
             (
                 launch.name,
-                f"{launch.cost.bytes_read / 1e6:,.2f}",
+                f"{launch.cost.bytes_read / 1e6:,.1f}",
                 f"{launch.cost.bytes_written / 1e3:,.1f}",
-                f"{launch.cost.flops / 1e6:,.1f}",
+                f"{launch.cost.flops / 1e6:,.0f}",
                 f"{floor:,.2f}",
                 f"{floor / plan.floor_us:.1%}",
-                *((joined,) if is_narrow else how),
+                *how,
             )
         )
-    title = f"the first draft's launches at batch {plan.batch}, context {plan.context:,}"
+    stated = f"; all {tags[0]}" if is_narrow and is_uniform else ""
+    title = f"draft 1's launches, batch {plan.batch}, context {plan.context:,}{stated}"
     return Grid(columns, tuple(rows), texts=("launch", "runs as", "numerics", "kernel"), title=title)
+
+
+def _short(numerics: str) -> str:
+    """A tag without its reason."""
+    return f"{numerics.partition(',')[0]})" if "," in numerics else numerics
 
 
 def cuts(plan: DraftPlan) -> Grid:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from benchmarks.performance_page import PAGE, generated
+from compiler import plan_program
 from drafts.commands.plan_request import counts, rate
-from drafts.commands.plan_subject import shipped_configs
+from drafts.commands.plan_subject import plan_subject, shipped_configs
+from drafts.plan_drafter import bind_without_weights
 from drafts.planned_launches import PLANNED_LAUNCHES
 from tests.drafts.command_line import circuit
 from tests.drafts.tiny_head import config_document, tiny_config, tiny_weights, write_checkpoint
@@ -65,7 +67,14 @@ def test_launches_add_up_and_are_planned_not_built() -> None:
     assert sum(launch["bytes_read"] + launch["bytes_written"] for launch in launches) == plan["bytes_per_draft"]
     assert sum(launch["floor_us"] for launch in launches) == pytest.approx(plan["floor_us_per_draft"])
     assert sum(launch["share"] for launch in launches) == pytest.approx(1)
-    assert {(launch["numerics"], launch["kernel"]) for launch in launches} == {("planned", "planned")}
+    assert all(launch["kernel"].endswith(", planned") for launch in launches)
+    assert all(launch["numerics"].startswith("tolerance(") for launch in launches)
+    kernels = [launch["kernel"].removesuffix(", planned") for launch in launches]
+    assert (kernels[0], kernels[4:6], kernels[-3:]) == (
+        "entry",
+        ["mla_split", "combine_values"],
+        ["experts_up", "experts_down", "lm_head"],
+    )
     assert "none is built yet" in circuit("plan", RELEASED).out
 
 
@@ -75,6 +84,21 @@ def test_planned_launches_hold_every_call_of_every_form_of_a_draft() -> None:
         for launches in (plan["launches"], plan["following_launches"]):
             assert len(launches) == 11
             assert {launch["region"] for launch in launches} <= {*PLANNED_LAUNCHES, "routed gate_up"}
+
+
+@pytest.mark.parametrize("batch, context", [(1, 4096), (3, 4096), (16, 131072)])
+def test_launches_move_the_bytes_of_the_compilers_regions(batch: int, context: int) -> None:
+    subject = plan_subject(RELEASED, dtype_name=None)
+    binding = bind_without_weights(subject.config, subject.decisions)
+    blocks = context // binding.state_layout.block_size
+    dims = {"n": batch, "max_blocks": blocks, "num_blocks": batch * blocks + 1, "num_sequences": batch + 1}
+    compiled = plan_program(binding.step(is_first=True), name="draft", backend="triton", dims={**binding.dims, **dims})
+    plan = record(RELEASED, "--batch", batch, "--context", context)
+    assert len(compiled.launches) == plan["launches_per_draft"]
+    # a region of two launches does not count what the first hands the second
+    handed = 2 * batch * 2 * 64 * 512
+    assert plan["bytes_per_draft"] - compiled.bytes_read - compiled.bytes_written == pytest.approx(handed, rel=0.1)
+    assert sum(launch["flops"] for launch in plan["launches"]) == compiled.flops
 
 
 def test_reference_runs_every_node_by_itself_and_reads_no_less() -> None:
