@@ -14,7 +14,7 @@ import torch
 
 from circuit import BindingError, Circuit, TensorType, Value
 from compiler.passes.dead_code import remove_dead_code
-from compiler.passes.specialise import Feedback
+from compiler.passes.feedback import Feedback
 from nodes import Choose
 
 IS_FIRST = "is_first"

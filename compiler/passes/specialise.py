@@ -19,6 +19,7 @@ from typing import Literal
 from circuit import BindingError, Circuit, CircuitError
 from compiler.passes.chain import chain
 from compiler.passes.feedback import Feedback as Feedback
+from compiler.passes.loop import loop_step
 from compiler.passes.rebuild import rebuild
 
 
@@ -26,15 +27,16 @@ from compiler.passes.rebuild import rebuild
 class Use:
     """What a declared circuit is compiled for.
 
-    kind: `declared` as it stands; `step` the first draft; `next_step` drafts 2..K; `chain` all `num_drafts` of them in
-        one program; `context` the rows whose only purpose is the cache.
-    feedback: the edges from one draft to the next, of `next_step` and `chain`.
+    kind: `declared` as it stands; `step` the first draft; `next_step` drafts 2..K; `loop` one step that serves every
+        draft of a chain; `chain` all `num_drafts` of them in one program; `context` the rows whose only purpose is the
+        cache.
+    feedback: the edges from one draft to the next, of `next_step`, `loop` and `chain`.
     bypassed, dropped_outputs: optional parts to leave out, see `step`.
     outputs: the step outputs that the caller of a chain reads, each as `name.i`.
     per_draft_inputs: inputs of a chain that differ per draft and are not fed back.
     """
 
-    kind: Literal["declared", "step", "next_step", "chain", "context"] = "declared"
+    kind: Literal["declared", "step", "next_step", "loop", "chain", "context"] = "declared"
     num_drafts: int = 1
     feedback: tuple[Feedback, ...] = ()
     bypassed: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +66,9 @@ def specialise(circuit: Circuit, use: Use) -> Circuit:
             return _one_step(circuit, use, feedback=use.feedback)
         case "step":
             return _one_step(circuit, use, feedback=())
+        case "loop":
+            looped, _ = loop_step(_one_step(circuit, use, feedback=()), feedback=use.feedback)
+            return looped
     following = _one_step(circuit, use, feedback=use.feedback)
     steps = [_one_step(circuit, use, feedback=()), *[following] * (use.num_drafts - 1)]
     return chain(steps, feedback=use.feedback, outputs=use.outputs, per_draft_inputs=use.per_draft_inputs)

@@ -12,6 +12,7 @@ import compiler.inductor.lowering  # noqa: F401 - importing it registers the low
 from circuit import BindingError, Circuit, LoweringError, StateType, TensorType, VerifyError, f32, i64, to_text, verify
 from compiler import registry
 from compiler.compile import PASSES, Compiled, Request, compile_circuit, state_writes
+from compiler.passes.loop import loop_step
 from compiler.passes.specialise import Use, specialise
 from compiler.pattern import Step
 from compiler.plan import ProgramPlan, plan_compiled, plan_program, require_runnable, sources_digest
@@ -111,9 +112,11 @@ def test_uses_are_the_programs_that_the_drafter_runs(decisions: dict[str, str]) 
     scene = Scene(decisions)
     binding = scene.binding
     parts: Any = {"bypassed": WITHOUT_GRAMMAR, "dropped_outputs": (CONFIDENCE,)}
+    looped, _ = loop_step(binding.step(is_first=True), feedback=binding.feedback)
     expected = [
         (Use(kind="step", **parts), binding.step(is_first=True)),
         (Use(kind="next_step", feedback=binding.feedback, **parts), binding.step(is_first=False)),
+        (Use(kind="loop", feedback=binding.feedback, **parts), looped),
         (Use(kind="context"), binding.context()),
         (Use(), binding.circuit),
     ]
