@@ -1,8 +1,9 @@
 """Products with a weight, in the form that Inductor turns into the fastest loop on a CPU.
 
 A row is multiplied with the weight and summed, `(w.float() * x).sum(-1)`: one pass over the weight with all operands in
-float32 registers. Several rows are unrolled and stacked, so that one pass over the weight serves them all. Where the
-weight is large and bf16 and there are several rows, or many rows, oneDNN's matrix product wins; `product_form` decides.
+float32 registers. Several rows are unrolled and stacked, so that one pass over the weight serves them all. Beyond some
+rows, or where the CPU multiplies bf16 itself and the weight is large, the library's matrix product wins; `product_form`
+decides, by the table of benchmarks/product_forms.py.
 
 Shape letters: n rows, K inputs, N outputs.
 """
@@ -17,19 +18,31 @@ from compiler.inductor.realize import realize
 
 ProductForm = Literal["multiply_sum", "matmul"]
 
-MAX_UNROLLED_ROWS = 4  # beyond it the unrolled body spills
+MAX_UNROLLED_ROWS = 8  # measured up to here; every row more is one more loop body to compile
 LARGE_WEIGHT_BYTES = 8 << 20
 CACHED_WEIGHT_BYTES = 32 << 20  # what a last level cache holds; beyond it a weight read twice is fetched twice
 MAX_LOOP_PRODUCTS = 4 << 20  # of activations with activations, per row; above it a library call pays
 
 
-def product_form(*, num_rows: int, dtype: torch.dtype, weight_bytes: int) -> ProductForm:
-    """Return the faster form; measured by benchmarks/propose_cpu.py."""
+def product_form(
+    *, num_rows: int, dtype: torch.dtype, weight_bytes: int, multiplies_bf16: bool | None = None
+) -> ProductForm:
+    """Return the faster form. `multiplies_bf16`: whether the CPU has products of bf16; None asks this one.
+
+    Without them multiply_sum wins at every size and up to 8 rows, 1.2 to 3.6 times (2 vCPU Xeon 2.0 GHz, AVX512). With
+    them the library's product of a large bf16 weight wins from 2 rows on (2 vCPU Zen 5, AVX512-BF16).
+    """
     if num_rows > MAX_UNROLLED_ROWS:
         return "matmul"
     if num_rows > 1 and dtype != torch.float32 and weight_bytes > LARGE_WEIGHT_BYTES:
-        return "matmul"
+        has_it = _multiplies_bf16() if multiplies_bf16 is None else multiplies_bf16
+        return "matmul" if has_it else "multiply_sum"
     return "multiply_sum"
+
+
+def _multiplies_bf16() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) is True for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def product(x_nK: Tensor, weight_NK: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ SIZE_LIMITS = {
 
 @pytest.fixture(params=["as small ones", "as large ones"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.inductor.products._multiplies_bf16", lambda: True)
     for place, limit in SIZE_LIMITS.items() if request.param == "as large ones" else ():
         monkeypatch.setattr(place, limit)
 
