@@ -100,12 +100,13 @@ class DrawnEdge:
 
 @dataclass(frozen=True, slots=True)
 class DrawnGroup:
-    """Nodes drawn inside one frame; `parent` is the id of the group around it."""
+    """Nodes drawn inside one frame; `parent` is the id of the group around it, `note` what a plan says of it whole."""
 
     id: str
     kind: GroupKind
     title: str
     parent: str | None = None
+    note: CallNote | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from circuit.draw.drawing import (
@@ -29,12 +30,13 @@ _DRAFT = re.compile(r"draft [0-9]+\Z")
 class Notes:
     """What those who know more say of a circuit; a drawing needs none of it.
 
-    calls: by the call's first result. weight_sources: the checkpoint's tensor of each weight. feedback: (output, input)
-    pairs that a next run is fed by. about: which program this is. unfired: rules of the whole program that did not
-    fire, with reasons.
+    calls: by the call's first result. regions: of calls that stand for a circuit, whose inner calls are in `calls`.
+    weight_sources: the checkpoint's tensor of each weight. feedback: (output, value) pairs that feed a next run.
+    about: which program this is. unfired: rules of the whole program that did not fire, with reasons.
     """
 
     calls: Mapping[str, CallNote] = field(default_factory=dict)
+    regions: Mapping[str, CallNote] = field(default_factory=dict)
     weight_sources: Mapping[str, str] = field(default_factory=dict)
     feedback: tuple[tuple[str, str], ...] = ()
     about: str = ""
@@ -44,7 +46,7 @@ class Notes:
 def draw_circuit(circuit: Circuit, notes: Notes | None = None) -> Drawing:
     """Return the drawing of a circuit; `CircuitError` for a note on a call or an edge that the circuit lacks."""
     notes = notes or Notes()
-    firsts = {call.results[0].name for call in circuit.calls}
+    firsts = {call.results[0].name for call in _all_calls(circuit)}
     if stray := sorted(set(notes.calls) - firsts):
         raise CircuitError(f"circuit {circuit.name!r}: a note on {stray[0]!r}, which no call makes; plan this circuit")
     return _Builder(circuit, notes).build()
@@ -74,12 +76,16 @@ class _Builder:
             if value not in used or value in sinks:
                 self._source("weight", "weight", name, value)
         for call in circuit.calls:
-            self._call(call)
+            inner = call.node.inner_circuit()
+            if inner is None:
+                self._call(call, self._path(call))
+            else:
+                self._region(call, inner)
         outputs = {name: self._sink("output", "output", name, value) for name, value in circuit.outputs.items()}
         for name, value in circuit.state_outputs.items():
             self._sink("next_state", "next state", name, value)
         self._feed_back(outputs)
-        types = {type(call.node).__name__: type(call.node) for call in circuit.calls}
+        types = {type(call.node).__name__: type(call.node) for call in _all_calls(circuit)}
         return Drawing(
             name=circuit.name,
             about=self.notes.about,
@@ -102,10 +108,26 @@ class _Builder:
         self._edge(value, node.id, 0, None, "host" if kind == "output" else "state")
         return node.id
 
-    def _call(self, call: Call) -> None:
+    def _region(self, call: Call, inner: Circuit) -> None:
+        """Draw a call that stands for a circuit as a launch around the calls of that circuit."""
+        node, first = call.node, call.results[0].name
+        title = str(node.attributes().get("rule", type(node).__name__))
+        # calls keep the blocks they stood in before they were fused
+        blocks = [_block_path(held) or _block_path(call) for held in inner.calls]
+        path = (*_mostly(blocks), f"\0{title}\0{first}")
+        sources = {**inner.inputs, **inner.weights, **inner.states}
+        outside = {sources[port]: arg for port, arg in zip(node.ports, call.args, strict=True)}
+        for held in inner.calls:
+            self._call(held, path, outside)
+        # a state that is written is a result too, and carries the state's name
+        made = {**inner.state_outputs, **inner.outputs}
+        for name, value in zip(node.results, call.results, strict=True):
+            self.origins[value] = self.origins[outside.get(made[name], made[name])]
+
+    def _call(self, call: Call, path: tuple[str, ...], outside: Mapping[Value, Value] | None = None) -> None:
+        """Draw a call; `outside` maps the sources of a region's circuit to the values that it is given."""
         node, id = call.node, self._new_id()
-        path = self._path(call)
-        ports = list(zip(node.ports, call.args, strict=True))
+        ports = [(port, (outside or {}).get(arg, arg)) for port, arg in zip(node.ports, call.args, strict=True)]
         inner = [(port, arg) for port, arg in ports if arg.kind != "weight"]
         bound = [(port, arg) for port, arg in ports if arg.kind == "weight"]
         sources = self.notes.weight_sources
@@ -145,18 +167,21 @@ class _Builder:
         elif value.kind == "weight":
             kind = "weight"
         elif value.call is not None and path is not None:
-            drafts = {_draft_of(_block_path(value.call)), _draft_of(path)}
+            made_in = next(node.group for node in self.nodes if node.id == source)
+            drafts = {self._draft_of_group(made_in), _draft_of(path)}
             kind = "feedback" if len(drafts - {""}) == 2 else kind
         id = f"e{len(self.edges)}"
         self.edges.append(DrawnEdge(id, source, source_port, target, port, value.name, str(value.type), kind))
 
     def _feed_back(self, outputs: Mapping[str, str]) -> None:
         """Draw what a next run is fed by, from the output to the value it takes the place of."""
+        places = {value.name: origin for value, origin in self.origins.items()}
         for output, target in self.notes.feedback:
             if output not in outputs:
                 raise CircuitError(f"circuit {self.circuit.name!r}: feedback from {output!r}, which is no output")
-            value = self.circuit.value(target)
-            id, _ = self.origins[value]
+            if target not in places:
+                raise CircuitError(f"circuit {self.circuit.name!r}: feedback to {target!r}, which is no value of it")
+            id, _ = places[target]
             origin = self.circuit.outputs[output]
             self.edges.append(
                 DrawnEdge(
@@ -165,7 +190,7 @@ class _Builder:
             )
 
     def _path(self, call: Call) -> tuple[str, ...]:
-        """Return the titles of the groups around a call; a launch stands in the last block that holds all of it."""
+        """Return the titles of the groups around a call; a launch stands in the block that holds most of it."""
         path = _block_path(call)
         note = self.notes.calls.get(call.results[0].name)
         if note is None or not note.launch:
@@ -178,12 +203,17 @@ class _Builder:
             return None
         if path not in self.groups:
             parent = self._group(path[:-1])
-            title = path[-1].removeprefix("\0")
-            kind: GroupKind = "launch" if path[-1].startswith("\0") else "block"
+            is_launch = path[-1].startswith("\0")
+            title, _, region = path[-1].removeprefix("\0").partition("\0")
+            kind: GroupKind = "launch" if is_launch else "block"
             if len(path) == 1 and _DRAFT.match(title):
                 kind = "draft"
-            self.groups[path] = DrawnGroup(f"g{len(self.groups)}", kind, title, parent)
+            note = self.notes.regions.get(region) if region else None
+            self.groups[path] = DrawnGroup(f"g{len(self.groups)}", kind, title, parent, note)
         return self.groups[path].id
+
+    def _draft_of_group(self, id: str | None) -> str:
+        return next((_draft_of(path) for path, group in self.groups.items() if group.id == id), "")
 
     def _new_id(self) -> str:
         return f"n{len(self.nodes)}"
@@ -193,19 +223,34 @@ def _block_path(call: Call) -> tuple[str, ...]:
     return tuple(call.block.split("/")) if call.block else ()
 
 
+def _all_calls(circuit: Circuit) -> Iterator[Call]:
+    """Yield every call, those inside regions in place of the region's."""
+    for call in circuit.calls:
+        inner = call.node.inner_circuit()
+        yield from [call] if inner is None else inner.calls
+
+
+def _mostly(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the innermost block that more than half of the paths stand in; a stray call moves no launch out of it."""
+    shared: tuple[str, ...] = ()
+    while True:
+        deeper = Counter(path[: len(shared) + 1] for path in paths if len(path) > len(shared))
+        path, count = max(deeper.items(), key=lambda held: held[1], default=(shared, 0))
+        if 2 * count <= len(paths):
+            return shared
+        shared = path
+
+
 def _launch_places(circuit: Circuit, notes: Notes) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return for each launch, by its draft and name, the blocks that hold every call of it, outermost first."""
-    places: dict[tuple[str, str], tuple[str, ...]] = {}
+    """Return for each launch, by its draft and name, the blocks that hold most of it, outermost first."""
+    paths: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     for call in circuit.calls:
         note = notes.calls.get(call.results[0].name)
         if note is None or not note.launch:
             continue
         path = _block_path(call)
-        key = (_draft_of(path), note.launch)
-        held = places.setdefault(key, path)
-        same = next((i for i, (a, b) in enumerate(zip(held, path, strict=False)) if a != b), min(len(held), len(path)))
-        places[key] = held[:same]
-    return places
+        paths.setdefault((_draft_of(path), note.launch), []).append(path)
+    return {key: _mostly(held) for key, held in paths.items()}
 
 
 def _draft_of(path: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from circuit.draw.drawing import Drawing, DrawnNode, Overlay
+from circuit.draw.drawing import CallNote, Drawing, DrawnNode, Overlay
 
 
 def to_model_explorer(drawing: Drawing) -> str:
@@ -15,7 +15,8 @@ def to_model_explorer(drawing: Drawing) -> str:
         "id": drawing.name,
         "nodes": [_node(drawing, node) for node in drawing.nodes],
         "groupNodeAttributes": {
-            _namespace(drawing, group.id): {"kind": group.kind, "name": group.title} for group in drawing.groups
+            _namespace(drawing, group.id): {"kind": group.kind, "name": group.title} | _planned(group.note)
+            for group in drawing.groups
         },
     }
     return json.dumps({"graphs": [graph]}, ensure_ascii=False, indent=1) + "\n"
@@ -57,11 +58,7 @@ def _attributes(drawing: Drawing, node: DrawnNode) -> list[tuple[str, str]]:
     ]
     held += [("reads state", ", ".join(node.reads))] if node.reads else []
     held += [("writes state", ", ".join(node.writes))] if node.writes else []
-    if note := node.note:
-        figures = {"flops": note.flops, "bytes read": note.bytes_read, "bytes written": note.bytes_written}
-        held += [("lowering", note.lowering), ("numerics", note.numerics)]
-        held += [(name, str(figure)) for name, figure in figures.items() if figure is not None]
-        held += [(f"rule {name} did not fire", why) for name, why in note.unfired]
+    held += _planned(node.note).items()
     if node.status != "same":
         held.append(("status", node.status))
         held += [(f"changed {what}", f"{before} -> {after}") for what, before, after in node.changes]
@@ -72,6 +69,15 @@ def _attributes(drawing: Drawing, node: DrawnNode) -> list[tuple[str, str]]:
         if id == node.id
     ]
     return held
+
+
+def _planned(note: CallNote | None) -> dict[str, str]:
+    if note is None:
+        return {}
+    figures = {"flops": note.flops, "bytes read": note.bytes_read, "bytes written": note.bytes_written}
+    held = {"lowering": note.lowering, "numerics": note.numerics}
+    held |= {name: str(figure) for name, figure in figures.items() if figure is not None}
+    return held | {f"rule {name} did not fire": why for name, why in note.unfired}
 
 
 def _overlay_key(overlay: Overlay) -> str:

@@ -19,7 +19,7 @@ from circuit.draw import (
     to_svg,
     to_terminal,
 )
-from drafts.commands.draw_notes import DrawBackend, notes_of
+from drafts.commands.draw_notes import DrawBackend, planned
 from drafts.commands.draw_overlays import lay_over, read_overlay
 from drafts.commands.draw_subject import ProgramName, draw_subject, programs
 from drafts.commands.screen import Screen, plural
@@ -77,14 +77,11 @@ def draw(x: str, output: Path, options: DrawOptions, screen: Screen) -> None:
 def _views(x: str, plan: DrawBackend | None, options: DrawOptions) -> tuple[View, ...]:
     subject = draw_subject(x)
     given = _sizes(options.dims)
-    return tuple(
-        View(
-            program.title,
-            draw_circuit(program.circuit, notes_of(subject, program, backend=plan, dims=given)),
-            program.is_folded,
-        )
-        for program in programs(subject, options.program, num_drafts=options.num_drafts)
-    )
+    views = []
+    for program in programs(subject, options.program, num_drafts=options.num_drafts):
+        circuit, notes = planned(subject, program, backend=plan, dims=given)
+        views.append(View(program.title, draw_circuit(circuit, notes), program.is_folded))
+    return tuple(views)
 
 
 def _compared(x: str, options: DrawOptions) -> tuple[View, ...]:

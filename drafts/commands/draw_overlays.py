@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,6 @@ def _parity(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:
 def _plan(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:
     """Bytes and share of the floor of each launch of `circuit plan`."""
     by_value = {node.name: node.id for node in drawing.nodes if node.kind == "call"}
-    by_launch: dict[str, list[str]] = {}
-    for group in drawing.groups:
-        if group.kind == "launch":
-            by_launch.setdefault(group.title, []).append(group.id)
     num_bytes: dict[str, float] = {}
     shares: dict[str, float] = {}
     launches = {"": record["launches"]}
@@ -87,16 +83,16 @@ def _plan(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:
             found = [by_value[value] for value in values if value in by_value]
             if not found:
                 continue
-            if len(values) > 1:
-                groups = _groups_of(drawing, found)
-                if groups is None:
-                    raise CircuitError(
-                        f"--overlay {name}: its launches hold several nodes; "
-                        f"draw them too, with --plan {record['backend']}"
-                    )
-                target = groups
-            else:
+            groups = [group for id in found if (group := _launch_of(drawing, id)) is not None]
+            if groups:
+                # a plan's launch and a drawn one may part a view of no bytes differently
+                target = max(groups, key=groups.count)
+            elif len(values) == 1:
                 target = found[0]
+            else:
+                raise CircuitError(
+                    f"--overlay {name}: its launches hold several nodes; draw them too, with --plan {record['backend']}"
+                )
             num_bytes[target] = num_bytes.get(target, 0) + float(launch["bytes_read"] + launch["bytes_written"])
             shares[target] = shares.get(target, 0) + float(launch["share"])
     about = f"planned on {record['device']}, batch {record['batch']}, context {record['context']}, {record['backend']}"
@@ -107,15 +103,10 @@ def _plan(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:
     )
 
 
-def _groups_of(drawing: Drawing, ids: Iterable[str]) -> str | None:
-    """Return the launch group that holds a node of `ids`, None where launches are not drawn."""
-    wanted = set(ids)
-    for node in drawing.nodes:
-        if node.id in wanted:
-            for group in drawing.group_path(node.group):
-                if group.kind == "launch":
-                    return group.id
-    return None
+def _launch_of(drawing: Drawing, id: str) -> str | None:
+    """Return the id of the launch that a node is drawn in, None where launches are not drawn."""
+    group = next(node.group for node in drawing.nodes if node.id == id)
+    return next((one.id for one in drawing.group_path(group) if one.kind == "launch"), None)
 
 
 def _programs(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:
@@ -196,7 +187,7 @@ def _per_node(
         name=name,
         unit=unit,
         about=about,
-        is_sum=not any(id.startswith("g") for id in held),
+        is_sum=True,
         nodes=tuple((id, value) for id, value in held.items() if id.startswith("n")),
         groups=tuple((id, value) for id, value in held.items() if id.startswith("g")),
         details=details,

@@ -135,7 +135,6 @@ var circuitLayout = (function () {
           "elk.json.shapeCoords": "ROOT",
           "elk.padding": "[top=24,left=24,bottom=24,right=24]",
           "elk.randomSeed": "1",
-          "elk.layered.feedbackEdges": "true",
           "elk.layered.nodePlacement.strategy": "NETWORK_SIMPLEX",
           "elk.layered.considerModelOrder.strategy": "PREFER_EDGES",
           "elk.separateConnectedComponents": "false",
@@ -148,7 +147,7 @@ var circuitLayout = (function () {
     const homes = new Map([[null, root.children]]);
     for (const group of drawing.groups) {
       if (isHidden(index, group.parent, collapsed)) continue;
-      const titleWidth = textWidth(shortened(group.title), 13);
+      const titleWidth = textWidth(shortened(group.title), 13) * 1.13;
       const isCollapsed = collapsed.has(group.id);
       const box = { id: group.id, ports: [], layoutOptions: { "elk.portConstraints": "FIXED_SIDE" } };
       if (isCollapsed) {
@@ -158,7 +157,7 @@ var circuitLayout = (function () {
         box.children = [];
         box.layoutOptions = Object.assign({ "elk.padding": "[top=40,left=18,bottom=18,right=18]" }, SPACING);
         box.layoutOptions["elk.nodeSize.constraints"] = "MINIMUM_SIZE";
-        box.layoutOptions["elk.nodeSize.minimum"] = "(" + Math.ceil(titleWidth + 150) + ",60)";
+        box.layoutOptions["elk.nodeSize.minimum"] = "(" + Math.ceil(titleWidth + (group.kind === "block" ? 60 : 110) + (hasValues ? 74 : 0)) + ",60)";
         homes.set(group.id, box.children);
       }
       boxes.set(group.id, box);
@@ -168,10 +167,6 @@ var circuitLayout = (function () {
       if (isHidden(index, node.group, collapsed)) continue;
       const box = Object.assign({ id: node.id, ports: [] }, boxOf(nodeLines(node), hasValues, lidOf(node)));
       box.layoutOptions = { "elk.portConstraints": "FIXED_SIDE" };
-      if (node.kind === "input" || node.kind === "state") {
-        // sources may stand anywhere above their reader; only what feeds back would push them down
-        box.layoutOptions["elk.layered.layering.layerConstraint"] = "NONE";
-      }
       boxes.set(node.id, box);
       homes.get(node.group).push(box);
     }
@@ -189,11 +184,11 @@ var circuitLayout = (function () {
         continue;
       }
       drawn.set(key, { id: edge.id, members: [edge.id] });
-      root.edges.push({
-        id: edge.id,
-        sources: [port(boxes.get(source), "o" + out, "SOUTH")],
-        targets: [port(boxes.get(target), "i" + into, "NORTH")],
-      });
+      const from = port(boxes.get(source), "o" + out, "SOUTH");
+      const to = port(boxes.get(target), "i" + into, "NORTH");
+      // what feeds the next run goes back up: laid out downwards and turned round again, it puts no layer upside down
+      const isBack = edge.target_port < 0;
+      root.edges.push({ id: edge.id, sources: [isBack ? to : from], targets: [isBack ? from : to] });
     }
     return { graph: root, members: new Map(Array.from(drawn.values(), (one) => [one.id, one.members])) };
   }
@@ -231,6 +226,7 @@ var circuitLayout = (function () {
         for (const section of edge.sections || []) {
           points.push(section.startPoint, ...(section.bendPoints || []), section.endPoint);
         }
+        if (index.edges.get(edge.id).target_port < 0) points.reverse();
         scene.edges.push({ id: edge.id, edge: index.edges.get(edge.id), members: made.members.get(edge.id), points: points });
       }
       return scene;

@@ -50,12 +50,14 @@ var circuitPaint = (function () {
     const space = unit ? "\u00a0" + unit : "";
     const size = Math.abs(value);
     if (unit === "share" || unit === "accepted") return (100 * value).toFixed(size < 0.1 ? 1 : 0) + "\u00a0%";
-    if (size === 0) return "0" + space;
+    if (size === 0 && unit === "us") return "0\u00a0\u00b5s";
+    if (size === 0) return "0" + (unit === "bytes" ? "\u00a0B" : space);
     if (unit === "bytes") {
       const steps = [[1e9, "GB"], [1e6, "MB"], [1e3, "KB"]];
       for (const [step, name] of steps) if (size >= step) return trimmed(value / step) + "\u00a0" + name;
       return value + "\u00a0B";
     }
+    if (unit === "us") return size < 1000 ? trimmed(value) + "\u00a0\u00b5s" : trimmed(value / 1000) + "\u00a0ms";
     if (size < 0.001) return value.toExponential(1) + space;
     if (size >= 1e12) return trimmed(value / 1e12) + "\u00a0T" + unit;
     if (size >= 1e9) return trimmed(value / 1e9) + "\u00a0G" + unit;
@@ -84,15 +86,23 @@ var circuitPaint = (function () {
     return { low: low, high: high, at: at };
   }
 
+  function isInside(index, group, outer) {
+    for (let id = group; id; id = index.groups.get(id).parent) if (id === outer) return true;
+    return false;
+  }
+
   // an overlay made ready: numbers by node, value name and group, sums for groups where they mean something
   function readied(overlay, index) {
     if (!overlay) return null;
     const nodes = new Map(overlay.nodes);
     const groups = new Map(overlay.groups);
     if (overlay.is_sum) {
+      // a launch's own number counts beside those of what stands in it
+      const own = new Map(groups);
       for (const [id, inner] of index.inner) {
-        const held = inner.filter((node) => nodes.has(node));
-        if (held.length) groups.set(id, held.reduce((sum, node) => sum + nodes.get(node), 0));
+        const held = inner.filter((node) => nodes.has(node)).map((node) => nodes.get(node));
+        for (const [other, value] of own) if (isInside(index, other, id)) held.push(value);
+        if (held.length) groups.set(id, held.reduce((sum, value) => sum + value, 0));
       }
     }
     const scale = scaleOf(overlay);
@@ -119,6 +129,7 @@ var circuitPaint = (function () {
       ".s-added .line{stroke-width:3}.s-removed .line{stroke-dasharray:4 4}.s-removed{opacity:.75}",
       ".bar{fill:" + t.high + "}.barback{fill:" + t.groupLine + ";fill-opacity:.35}.v-text{font-size:11px}",
       ".on-dark text,text.on-dark{fill:" + (theme === "light" ? "#ffffff" : "#0b1016") + "}",
+      ".halo text{paint-order:stroke;stroke:" + t.group[0] + ";stroke-width:3px;stroke-opacity:.85}.titles{cursor:pointer}",
       ".caption{font-size:14px;font-weight:600}.note{font-size:11px;fill:" + t.soft + "}",
     ];
     for (const kind of KINDS) lines.push("." + kind + " .line{stroke:" + t[kind] + "}.head-" + kind + "{fill:" + t[kind] + ";stroke:" + t[kind] + "}");
@@ -249,23 +260,32 @@ var circuitPaint = (function () {
 
   function groupSvg(box, index, ready, theme) {
     const group = box.group;
-    const count = index.inner.get(group.id).length;
     const value = ready && ready.groups.has(group.id) ? ready.groups.get(group.id) : undefined;
-    const isSum = ready && ready.overlay.is_sum;
     let style = "";
     let dark = "";
-    if (value !== undefined && (!isSum || box.isCollapsed)) {
+    const isOwn = value !== undefined && ready.overlay.groups.some((pair) => pair[0] === group.id);
+    if (value !== undefined && (isOwn || box.isCollapsed)) {
       const share = Math.max(0, Math.min(1, ready.scale.at(value)));
       style = ' style="fill:' + mixed(THEMES[theme].low, THEMES[theme].high, box.isCollapsed ? 0.85 * share : 0.3 * share) + '"';
       dark = box.isCollapsed && share > 0.5 ? " on-dark" : "";
     }
     const tone = " g" + Math.min(2, box.depth);
-    const kind = group.kind === "block" ? "" : group.kind;
     let svg = '<rect class="frame ' + group.kind + tone + '"' + style + rect(box.x, box.y, box.width, box.height, 8) + "/>";
     if (box.isCollapsed) svg += '<rect class="frame ' + group.kind + '" style="fill:none"' + rect(box.x + 3.5, box.y + 3.5, box.width - 7, box.height - 7, 6) + "/>";
     const [tx, ty] = [box.x + 12, box.y + 11];
     svg += '<g class="switch" data-toggle="' + group.id + '"><rect class="toggle"' + rect(tx, ty, 13, 13, 3) + "/>";
     svg += '<path class="sign" d="M' + (tx + 3.5) + " " + (ty + 6.5) + "h6" + (box.isCollapsed ? "m-3 -3v6" : "") + '"/></g>';
+    return grouped(svg, box, dark);
+  }
+
+  // the texts of a frame, painted over the edges that cross it
+  function groupTitle(box, index, ready) {
+    const group = box.group;
+    const count = index.inner.get(group.id).length;
+    const value = ready && ready.groups.has(group.id) ? ready.groups.get(group.id) : undefined;
+    const kind = group.kind === "block" ? "" : group.kind;
+    const dark = box.isCollapsed && value !== undefined && ready.scale.at(value) > 0.5 ? " on-dark" : "";
+    let svg = "";
     svg += '<text class="g-title" x="' + number(box.x + 32) + '" y="' + number(box.y + 22) + '">' + escaped(layout.shortened(group.title)) + "</text>";
     const words = box.isCollapsed ? (kind ? kind + ", " : "") + count + (count === 1 ? " node" : " nodes") : kind;
     if (box.isCollapsed) {
@@ -279,8 +299,14 @@ var circuitPaint = (function () {
       const text = readable(value, ready.overlay.unit);
       svg += '<text class="v-text" text-anchor="end" x="' + number(box.x + box.width - 12) + '" y="' + number(box.y + 22) + '">' + escaped(text) + "</text>";
     }
+    return '<g class="titles' + dark + (box.isCollapsed || value !== undefined ? "" : " halo") + '" data-id="' + group.id + '">' + svg + "</g>";
+  }
+
+  function grouped(svg, box, dark) {
+    const group = box.group;
+    const kind = group.kind;
     const role = '<g class="group' + dark + '" id="shape-' + group.id + '" data-id="' + group.id + '"><title>';
-    return role + escaped((kind || "block") + " " + group.title) + "</title>" + svg + "</g>";
+    return role + escaped(kind + " " + group.title) + "</title>" + svg + "</g>";
   }
 
   // the inside of the drawing: frames, then edges, then boxes, so that no line runs over a text
@@ -293,7 +319,8 @@ var circuitPaint = (function () {
       markers() +
       frames.map((box) => groupSvg(box, index, ready, options.theme)).join("") +
       scene.edges.map((one) => edgeSvg(one, ready, options.theme)).join("") +
-      collapsed.map((box) => groupSvg(box, index, ready, options.theme)).join("") +
+      frames.map((box) => groupTitle(box, index, ready)).join("") +
+      collapsed.map((box) => groupSvg(box, index, ready, options.theme) + groupTitle(box, index, ready)).join("") +
       nodes.map((box) => nodeSvg(box, ready, options.theme)).join("")
     );
   }
@@ -321,7 +348,7 @@ var circuitPaint = (function () {
     const legend = legendSvg(new Set(drawing.edges.map((edge) => edge.kind)), ready, 0, scene.height + top + 8);
     let extra = "";
     let height = scene.height + top + 28;
-    let room = Math.max(scene.width, legend.width, 80 + layout.textWidth(drawing.name + drawing.about, 14));
+    let room = Math.max(scene.width, legend.width, 80 + layout.textWidth(drawing.name, 16) + layout.textWidth(drawing.about, 11));
     if (ready) {
       const y = height + 4;
       const steps = 24;
@@ -340,7 +367,7 @@ var circuitPaint = (function () {
       "<title>" + escaped(drawing.name) + "</title><style>" + styleSheet(options.theme).replace(/&/g, "&amp;").replace(/</g, "&lt;") + "</style>" +
       '<rect width="' + w + '" height="' + h + '" fill="' + t.paper + '"/>' +
       '<text class="caption" x="24" y="28">' + escaped(drawing.name) + '</text><text class="note" x="' +
-      number(36 + layout.textWidth(drawing.name, 14)) + '" y="28">' + escaped(drawing.about) + "</text>" +
+      number(38 + layout.textWidth(drawing.name, 14) * 1.13) + '" y="28">' + escaped(drawing.about) + "</text>" +
       '<g transform="translate(0 ' + (top - 10) + ')">' + paint(scene, index, options) + "</g>" + legend.svg + extra + "</svg>\n"
     );
   }

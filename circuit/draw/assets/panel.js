@@ -66,7 +66,7 @@ var circuitPanel = (function () {
     for (const overlay of index.drawing.overlays) {
       const ready = paint.readied(overlay, index);
       const value = pick(ready);
-      if (value !== undefined) rows.push([overlay.name, paint.readable(value, overlay.unit), overlay.about]);
+      if (value !== undefined) rows.push([overlay.name, paint.readable(value, overlay.unit) + "\n" + overlay.about]);
     }
     return rows;
   }
@@ -96,7 +96,7 @@ var circuitPanel = (function () {
       table(section(panel, "Takes"), rows);
     }
     if (node.weights.length) {
-      const rows = node.weights.map((one) => [one.port, one.name, one.type + (one.source ? " from " + one.source : "")]);
+      const rows = node.weights.map((one) => [one.port, [one.name, one.type, one.source && "from " + one.source].filter(Boolean).join("\n")]);
       table(section(panel, "Weights"), rows);
     }
     if (node.makes.length) {
@@ -111,6 +111,7 @@ var circuitPanel = (function () {
       table(section(panel, "State"), effects.length ? effects : [["effects", "none"]]);
     }
     showNote(panel, node.note);
+    if (isCall && drawing.unfired.length) table(section(panel, "Rules that did not fire in this program"), drawing.unfired);
     const source = drawing.sources.find((pair) => pair[0] === node.title);
     if (isCall && source && source[1]) code(section(panel, "Meaning"), "reference of " + node.title, source[1]);
   }
@@ -155,7 +156,8 @@ var circuitPanel = (function () {
     const sum = (name) => notes.reduce((total, note) => total + (note[name] || 0), 0);
     const rows = [["nodes", String(inner.length)]];
     if (notes.length) rows.push(["bytes read", paint.readable(sum("bytes_read"), "bytes")], ["bytes written", paint.readable(sum("bytes_written"), "bytes")], ["flops", paint.readable(sum("flops"), "")]);
-    table(section(panel, group.kind === "launch" ? "One launch" : "Holds"), rows);
+    table(section(panel, group.kind === "launch" ? "One launch, its calls apart" : "Holds"), rows);
+    showNote(panel, group.note);
     const held = overlayRows(index, (ready) => ready.groups.get(group.id));
     if (held.length) table(section(panel, "Measured and planned"), held);
     const edges = index.drawing.edges;
