@@ -19,7 +19,7 @@ from compiler.passes.plan_memory import MemoryPlan, plan_memory
 from compiler.passes.record import PassRecord, RuleRecord
 from compiler.passes.specialise import AS_DECLARED, Use, specialise
 from compiler.registry import region_rules
-from compiler.target import Target
+from compiler.target import Target, check_dtypes
 
 NO_RULES = "no chain has a lowering of its own on this backend"
 
@@ -61,8 +61,9 @@ class Compiled:
 
 
 def _verify(compiled: Compiled, request: Request) -> Compiled:
-    """Refuse a circuit that breaks an invariant; changes nothing."""
+    """Refuse a circuit that breaks an invariant, or has a dtype that the target does not run; changes nothing."""
     verify(compiled.circuit)
+    check_dtypes(compiled.circuit, request.target)
     return _done(compiled, "verify", compiled.circuit, "legal")
 
 

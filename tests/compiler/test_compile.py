@@ -295,6 +295,25 @@ def test_backend_of_another_name_is_refused() -> None:
         plan(norm_argmax(), "tritn")
 
 
+@pytest.mark.parametrize("what", ["weight", "state"])
+def test_dtype_that_a_target_does_not_run_is_refused_by_name(what: str) -> None:
+    circuit = Circuit("wide")
+    if what == "weight":
+        circuit.output("y", Linear()(circuit.input("x", f64("n", 7)), circuit.weight("w", f64(5, 7))))
+    else:
+        cache = circuit.state("w", StateType("paged", f64("num_blocks", 4, 7)))
+        written = AppendCache()(cache, circuit.input("x", f64("n", 7)), circuit.input("slots", i64("n")))
+        circuit.state_output("w", written)
+    plan(circuit, "reference")
+    for backend in ("inductor", "triton"):
+        with pytest.raises(LoweringError, match=f"{what} %w: .*f64.*: {backend} runs bf16, f16, f32; bind the drafter"):
+            plan(circuit, backend)
+
+
+def f64(*dims: int | str) -> TensorType:
+    return TensorType.of(torch.float64, *dims)
+
+
 def test_rule_names_are_taken_once_and_a_rule_needs_a_call(own_tables: None) -> None:
     pattern = (Step("draft", Argmax, leaves=True),)
     plans_region("once", pattern, backend="inductor", numerics=BITWISE)
