@@ -10,7 +10,7 @@ from circuit.draw.records import drawing_json, script_json
 
 SCRIPTS = ("layout.js", "paint.js", "panel.js", "viewport.js", "page.js")
 # nothing may be fetched, whatever a name in a circuit looks like
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; worker-src blob:; img-src data:"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,26 @@
 // the page: which drawing is shown, what is collapsed and selected, and what keys and clicks do
 (function () {
   const views = circuitViews;
-  const elk = new ELK();
+  const elk = new ELK(layoutWorker());
   const get = (id) => document.getElementById(id);
   const [stage, world, panel, said] = [get("stage"), get("world"), get("panel"), get("said")];
   const state = { view: 0, index: null, collapsed: new Set(), scene: null, selected: null, overlay: 0, theme: "light", turn: 0 };
-  const viewport = circuitViewport.attach(stage, world, clicked);
+  const viewport = circuitViewport.attach(stage, get("canvas"), clicked);
   const MAX_FOUND = 40;
+  const MANY = 150; // boxes, above which texts rest while the drawing moves
+
+  // the library lays out beside the page, so that the page stays alive; inside it where workers are not allowed
+  function layoutWorker() {
+    try {
+      // the library answers messages once it is asked for its own worker, which it cannot hand out inside of one
+      const text = get("library").textContent + ";try { new self.ELK() } catch (error) {}";
+      const address = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+      const worker = new Worker(address);
+      return { workerFactory: () => worker };
+    } catch (error) {
+      return {};
+    }
+  }
 
   function setTheme(theme) {
     state.theme = theme;
@@ -63,6 +77,9 @@
   }
 
   function draw() {
+    get("canvas").classList.toggle("many", state.scene.boxes.length > MANY);
+    get("canvas").setAttribute("width", state.scene.width);
+    get("canvas").setAttribute("height", state.scene.height);
     world.innerHTML = circuitPaint.paint(state.scene, state.index, { theme: state.theme, overlay: overlay() });
     showLegend();
     mark();

@@ -112,7 +112,7 @@ var circuitPaint = (function () {
   function styleSheet(theme) {
     const t = THEMES[theme];
     const lines = [
-      "text{font-family:" + FONT + ";fill:" + t.ink + "}",
+      "text{font-family:" + FONT + ";fill:" + t.ink + ";text-rendering:geometricPrecision}",
       ".t-title{font-size:13px;font-weight:600}.t-name{font-size:12px}.t-type,.t-weight{font-size:11px;fill:" + t.soft + "}",
       ".box{fill:" + t.box + ";stroke:" + t.call + ";stroke-width:1.2}",
       ".sourcebox{stroke:" + t.host + ";stroke-width:1.4}.statebox{stroke:" + t.state + ";stroke-width:1.6}",
@@ -122,7 +122,7 @@ var circuitPaint = (function () {
       ".frame.launch{stroke:" + t.launch + ";stroke-width:2.2}.frame.draft{stroke:" + t.draft + ";stroke-width:1.6;stroke-dasharray:9 5}",
       ".g-title{font-size:13px;font-weight:600}.g-kind{font-size:11px;fill:" + t.soft + "}",
       ".toggle{fill:" + t.paper + ";stroke:" + t.soft + "}.sign{stroke:" + t.ink + ";stroke-width:1.6}",
-      ".edge path{fill:none}.hit{stroke:transparent;stroke-width:11}.port{fill:" + t.call + "}",
+      ".edge path{fill:none}.edge .hit{stroke:none;stroke-width:11;pointer-events:stroke}.port{fill:" + t.call + "}",
       ".line{stroke-width:1.4}.inner{stroke-width:1.8;stroke:" + t.paper + "}.state .line{stroke-width:4.4}",
       ".feedback .line{stroke-dasharray:8 5;stroke-width:1.8}.host .line{stroke-dasharray:1.5 4.5;stroke-linecap:round;stroke-width:2}",
       ".weight .line{stroke-width:1}",

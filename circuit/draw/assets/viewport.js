@@ -1,18 +1,25 @@
 "use strict";
-// panning and zooming: one transform on the drawing's outer element
+// panning and zooming: one transform on the whole drawing, which the browser moves without painting it again
 var circuitViewport = (function () {
   const [LEAST, MOST] = [0.05, 4];
+  const SETTLED = 160; // ms without a move, after which everything is painted again
+  const FAR = 0.3; // below it only titles can be read
 
-  function attach(stage, world, onClick) {
+  function attach(stage, canvas, onClick) {
     const view = { x: 0, y: 0, scale: 1 };
     let pending = false;
+    let settling = 0;
 
     function apply() {
       if (pending) return;
       pending = true;
       requestAnimationFrame(function () {
         pending = false;
-        world.setAttribute("transform", "translate(" + view.x + " " + view.y + ") scale(" + view.scale + ")");
+        canvas.classList.add("moving");
+        canvas.classList.toggle("far", view.scale < FAR);
+        canvas.style.transform = "translate3d(" + view.x + "px," + view.y + "px,0) scale(" + view.scale + ")";
+        clearTimeout(settling);
+        settling = setTimeout(() => canvas.classList.remove("moving"), SETTLED);
       });
     }
 
