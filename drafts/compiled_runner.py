@@ -174,14 +174,15 @@ def _part(rows: RowBatch, start: int, stop: int) -> RowBatch:
 def padded_rows(rows: RowBatch, num_rows: int, max_blocks: int) -> RowBatch:
     """Return the rows with null rows after them and a block table of `max_blocks`, all contiguous."""
     extra = num_rows - rows.num_rows
-    if extra == 0 and rows.block_table.shape[1] == max_blocks and rows.hidden.is_contiguous():
+    is_whole = extra == 0 and rows.block_table.shape[1] == max_blocks
+    if is_whole and all(getattr(rows, name).is_contiguous() for name in RowBatch.__slots__):
         return rows
     # blocks beyond the program's context are spare ones, for rows not written yet
     table = rows.block_table[:, :max_blocks]
     return RowBatch(
-        token=functional.pad(rows.token, (0, extra)),
+        token=functional.pad(rows.token, (0, extra)).contiguous(),
         hidden=functional.pad(rows.hidden, (0, 0, 0, extra)).contiguous(),
-        position=functional.pad(rows.position, (0, extra)),
-        sequence=functional.pad(rows.sequence, (0, extra)),
+        position=functional.pad(rows.position, (0, extra)).contiguous(),
+        sequence=functional.pad(rows.sequence, (0, extra)).contiguous(),
         block_table=functional.pad(table, (0, max_blocks - table.shape[1], 0, extra)).contiguous(),
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from drafts.batch import RowBatch
+from drafts.compiled_runner import padded_rows
 
 
 @pytest.fixture(params=["few rows", "many rows"], autouse=True)
@@ -96,3 +97,27 @@ def test_lookahead_must_fit_the_blocks() -> None:
         check(rows, lookahead=3)
     with pytest.raises(ValueError, match="null block"):
         check(RowBatch(**fields(position=torch.tensor([0, 1, 2, 0]))), lookahead=2)
+
+
+@pytest.mark.parametrize("num_rows, max_blocks", [(4, 2), (6, 2), (4, 5), (4, 1)])
+def test_rows_of_any_strides_are_padded_to_contiguous_ones(num_rows: int, max_blocks: int) -> None:
+    """A prefill's rows share one block table by a stride of 0; native code would read it as memory."""
+    strided = RowBatch(
+        token=torch.arange(8)[::2],
+        hidden=torch.arange(48.0).view(6, 8)[:, ::2].T,
+        position=torch.arange(8)[::2],
+        sequence=torch.tensor(1).expand(4),
+        block_table=torch.tensor([3, 2]).expand(4, 2),
+    )
+    padded = padded_rows(strided, num_rows, max_blocks)
+    kept = min(max_blocks, 2)
+    for name in RowBatch.__slots__:
+        ours, theirs = getattr(padded, name), getattr(strided, name)
+        assert ours.is_contiguous(), name
+        if name == "block_table":
+            assert torch.equal(ours[:4, :kept], theirs[:, :kept])
+            assert ours.shape == (num_rows, max_blocks)
+            assert not ours[:4, kept:].any()
+        else:
+            assert torch.equal(ours[:4], theirs)
+        assert not ours[4:].any(), name

@@ -145,6 +145,38 @@ def test_padding_rows_disturb_nothing(runner: CompiledRunner, lengths: list[int]
             assert (part.double() - other.double()).norm() <= BOUND * other.double().norm()
 
 
+def test_batch_through_a_program_for_several_rows_is_each_propose_alone(home: Path) -> None:
+    """Five sequences of mixed lengths and one of NaN, in parts of four; ids and every live byte as proposed alone."""
+    manifest = read_manifest(home / "artifact")
+    assert [program.is_row_exact for program in manifest.programs if program.kind == "chain"] == [True]
+    lengths = [0, 1, 15, 33, 17]
+
+    def drafted(together: bool) -> tuple[list[list[int] | None], list[list[Tensor]]]:
+        drafter = load_compiled(home / "artifact", num_sequences=len(lengths))
+        proposer = drafter.proposer
+        assert drafter.runner.is_batch_invariant
+        generator = torch.Generator().manual_seed(4)
+        hiddens = torch.randn(len(lengths), 40, proposer.config.hidden_size, generator=generator)
+        tokens = torch.randint(proposer.config.vocab_size, (len(lengths), 40), generator=generator)
+        hiddens[2] = math.nan
+        states = [proposer.alloc_state() for _ in lengths]
+        for row, length in enumerate(lengths):
+            proposer.prefill_drafter(tokens[row, : length + 1], hiddens[row, : length + 1], states[row])
+        newest = [hiddens[row, length] for row, length in enumerate(lengths)]
+        if together:
+            ids = proposer.propose_batch([7] * len(lengths), torch.stack(newest), lengths, 2, states)
+        else:
+            ids = [proposer.propose(7, newest[row], lengths[row], 2, states[row]) for row in range(len(lengths))]
+        assert not drafter.runner.fallbacks
+        return ids, [live_rows(proposer.cache, state.sequence) for state in states]
+
+    (ids, held), (alone, apart) = drafted(together=True), drafted(together=False)
+    assert ids == alone
+    for ours, theirs in zip(held, apart, strict=True):
+        for part, other in zip(ours, theirs, strict=True):
+            assert torch.equal(part.view(torch.uint8), other.view(torch.uint8))
+
+
 def live_rows(cache: DrafterCache, sequence: CachedSequence) -> list[Tensor]:
     """Latent rows, keys of complete pools, and the raw rows that the ring still holds."""
     raw = torch.arange(max(sequence.raw_from, sequence.rows - cache.tail_depth), sequence.rows)
