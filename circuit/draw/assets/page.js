@@ -217,6 +217,12 @@
       line.append(circuitPaint.MEANINGS[kind]);
       legend.append(line);
     }
+    for (const [status, sign] of [["added", "+"], ["removed", "\u2212"], ["changed", "~"]]) {
+      if (!state.index.drawing.nodes.some((node) => node.status === status)) continue;
+      const entry = circuitPanel.element("span", "entry");
+      entry.append(circuitPanel.element("span", "sign-of", sign), status);
+      legend.append(entry);
+    }
     const one = overlay();
     if (!one) return;
     const ready = circuitPaint.readied(one, state.index);
