@@ -20,9 +20,23 @@ from compiler.artifact import (
     write_manifest,
 )
 from compiler.artifact_folder import check_output, replacing
+from compiler.bisect import (
+    Culprit,
+    OpByOpRunner,
+    PartRunner,
+    PartTensors,
+    ReferenceRun,
+    compare_part,
+    find_culprit,
+    reference_run,
+    smallest_failing,
+    states_by_version,
+)
 from compiler.compile import PASSES, Compiled, Request, compile_circuit, state_writes
+from compiler.cut_out import cut_out
 from compiler.derived_weights import DerivedWeight, DerivedWeights
 from compiler.devices import THIS_MACHINE, Device, Figure, device_names, load_device, measure_this_machine
+from compiler.edge_bounds import EdgeBounds
 from compiler.estimate import (
     Cut,
     LaunchCost,
@@ -38,7 +52,9 @@ from compiler.estimate import (
     split_launch,
     total_cost,
 )
-from compiler.parity import Bound, EdgeDifference, bound_for, compare_edges, worst_edge
+from compiler.near_ties import judge_near_tie, near_tie_bound
+from compiler.op_by_op import LOWERED_BACKENDS, load_lowerings, run_op_by_op
+from compiler.parity import Bound, EdgeDifference, bound_for, compare_edge, compare_edges, worst_edge
 from compiler.passes import (
     IS_FIRST,
     Feedback,
@@ -63,6 +79,7 @@ from compiler.plan import (
 )
 from compiler.region import Region
 from compiler.registry import Numerics, lowered_nodes, lowering_of, region_rules
+from compiler.repro import Replay, Repro, ReproRecord, read_repro, replay, write_repro
 from compiler.target import Target, target_of
 
 __all__ = [
@@ -70,6 +87,7 @@ __all__ = [
     "DRIVER_FILE",
     "FORMAT",
     "IS_FIRST",
+    "LOWERED_BACKENDS",
     "MANIFEST",
     "PACKAGES",
     "PASSES",
@@ -78,10 +96,12 @@ __all__ = [
     "Bound",
     "CallPlan",
     "Compiled",
+    "Culprit",
     "Cut",
     "DerivedWeight",
     "DerivedWeights",
     "Device",
+    "EdgeBounds",
     "EdgeDifference",
     "Feedback",
     "Figure",
@@ -89,10 +109,17 @@ __all__ = [
     "Manifest",
     "MemoryNeed",
     "Numerics",
+    "OpByOpRunner",
+    "PartRunner",
+    "PartTensors",
     "Plan",
     "ProgramPlan",
     "ProgramRecord",
+    "ReferenceRun",
     "Region",
+    "Replay",
+    "Repro",
+    "ReproRecord",
     "Request",
     "Roofline",
     "RoundModel",
@@ -103,39 +130,53 @@ __all__ = [
     "bound_for",
     "chain",
     "check_output",
+    "compare_edge",
     "compare_edges",
+    "compare_part",
     "compile_circuit",
     "context",
+    "cut_out",
     "device_names",
     "digest_of",
     "expected_tokens",
     "file_digest",
+    "find_culprit",
     "group_launches",
+    "judge_near_tie",
     "launch_of_call",
     "load_device",
+    "load_lowerings",
     "loop_step",
     "lowered_nodes",
     "lowering_of",
     "machine_fields",
     "measure_this_machine",
+    "near_tie_bound",
     "plan_compiled",
     "plan_memory",
     "plan_program",
     "rank_cuts",
     "read_manifest",
     "read_plan",
+    "read_repro",
+    "reference_run",
     "region_rules",
     "remove_dead_code",
     "replacing",
+    "replay",
     "require_runnable",
     "roofline_of",
+    "run_op_by_op",
+    "smallest_failing",
     "sources_digest",
     "split_launch",
     "state_writes",
+    "states_by_version",
     "step",
     "target_of",
     "total_cost",
     "why_foreign",
     "worst_edge",
     "write_manifest",
+    "write_repro",
 ]

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,33 +23,41 @@ def is_artifact_folder(folder: Path) -> bool:
     )
 
 
-def check_output(output: Path) -> None:
-    """Raise CircuitError unless `output` is free, an empty folder, or an artifact that may be replaced."""
+def check_output(
+    output: Path, *, what: str = "an artifact", is_one: Callable[[Path], bool] = is_artifact_folder
+) -> None:
+    """Raise CircuitError unless `output` is free, an empty folder, or one of its kind that may be replaced.
+
+    `what` is the kind's name, `is_one` tells a folder of that kind.
+    """
     if not output.exists():
         return
     if not output.is_dir():
-        raise CircuitError(f"{output}: expected a folder for the artifact, got a file; name another place")
-    if any(output.iterdir()) and not is_artifact_folder(output):
+        raise CircuitError(f"{output}: expected a folder for {what}, got a file; name another place")
+    if any(output.iterdir()) and not is_one(output):
         raise CircuitError(
-            f"{output}: expected a new folder or an artifact to replace, got a folder with other files; "
-            "name another place"
+            f"{output}: expected a new folder or {what} to replace, got a folder with other files; name another place"
         )
 
 
 @contextmanager
-def replacing(output: Path) -> Iterator[Path]:
+def replacing(
+    output: Path, *, what: str = "an artifact", is_one: Callable[[Path], bool] = is_artifact_folder
+) -> Iterator[Path]:
     """Yield a new folder beside `output`; at the end of the body it takes its place, an exception removes it.
 
-    An artifact that lies there is kept until then. Raises CircuitError for a place that holds other files.
+    What lies there, see check_output, is kept until then. Raises CircuitError for a place that holds other files.
     """
     output = output.resolve()
-    check_output(output)
+    check_output(output, what=what, is_one=is_one)
     output.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
     try:
         yield fresh
         # mkdtemp keeps others out; an artifact is read like any folder
         fresh.chmod(0o777 & ~_umask())
+        # it may have changed while the body ran
+        check_output(output, what=what, is_one=is_one)
         _swap(fresh, output)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -57,8 +65,6 @@ def replacing(output: Path) -> Iterator[Path]:
 
 def _swap(fresh: Path, output: Path) -> None:
     """Put `fresh` in the place of `output`; what lay there comes back when that fails."""
-    # it may have changed while the compile ran
-    check_output(output)
     if not output.exists():
         os.rename(fresh, output)
         return
