@@ -69,6 +69,6 @@ def _edge(edge: DrawnEdge) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a DOT string: in one, only the quote and the backslash are special, and a newline is spelled \\n."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """Return a DOT string: in one, quote, backslash and the ampersand of an entity are special, a newline is \\n."""
+    escaped = text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -10,6 +10,7 @@ HARD_NAMES = (
     "<br/> & #35; %s {x} [y] (z) |w| `v` $u$ @STYLE@",
     "ünïcödé 漢字 🙂 e\u0301",
     "end",
+    "&lt;b&gt; &amp;amp;",
     "%% -- ; //",
     "\u2028line\u2029",
 )

@@ -59,7 +59,7 @@ def test_every_name_comes_back_from_dot() -> None:
     drawing = draw_circuit(hard_circuit())
     labels = re.findall(r'label="((?:[^"\\]|\\.)*)"', to_dot(drawing))
     read = [re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], label) for label in labels]
-    lines = {line for label in read for line in label.split("\n")}
+    lines = {unescape(line) for label in read for line in label.split("\n")}
     assert all(any(line.startswith(f"{value}: ") for line in lines) for value in values_of(drawing))
     assert {group.title for group in drawing.groups} <= lines
 
