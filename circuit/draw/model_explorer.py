@@ -19,7 +19,8 @@ def to_model_explorer(drawing: Drawing) -> str:
             for group in drawing.groups
         },
     }
-    return json.dumps({"graphs": [graph]}, ensure_ascii=False, indent=1) + "\n"
+    # a collection without a label is refused as no format that it knows
+    return json.dumps({"label": drawing.name, "graphs": [graph]}, ensure_ascii=False, indent=1) + "\n"
 
 
 def _node(drawing: Drawing, node: DrawnNode) -> dict[str, Any]:
@@ -28,7 +29,6 @@ def _node(drawing: Drawing, node: DrawnNode) -> dict[str, Any]:
             "sourceNodeId": edge.source,
             "sourceNodeOutputId": str(edge.source_port),
             "targetNodeInputId": str(max(edge.target_port, 0)),
-            "metadata": [{"key": "kind", "value": edge.kind}],
         }
         for edge in drawing.edges
         if edge.target == node.id
@@ -40,7 +40,7 @@ def _node(drawing: Drawing, node: DrawnNode) -> dict[str, Any]:
         "attrs": [{"key": key, "value": value} for key, value in _attributes(drawing, node)],
         "incomingEdges": incoming,
         "inputsMetadata": [
-            {"id": str(index), "attrs": _pairs(port.name, port.value, port.type)}
+            {"id": str(index), "attrs": [*_pairs(port.name, port.value, port.type), *_kinds(drawing, node, index)]}
             for index, port in enumerate(node.takes)
         ],
         "outputsMetadata": [
@@ -91,6 +91,12 @@ def _pairs(port: str, value: str, type: str) -> list[dict[str, str]]:
         {"key": "tensor_name", "value": value},
         {"key": "shape", "value": type},
     ]
+
+
+def _kinds(drawing: Drawing, node: DrawnNode, port: int) -> list[dict[str, str]]:
+    """Return the kinds of the edges that come into a port, for the format has no kinds of its own."""
+    edges = [edge for edge in drawing.edges if (edge.target, edge.target_port) == (node.id, port)]
+    return [{"key": "edge", "value": edge.kind} for edge in edges]
 
 
 def _namespace(drawing: Drawing, group: str | None) -> str:

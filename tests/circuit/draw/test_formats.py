@@ -85,7 +85,9 @@ def test_every_name_comes_back_from_mermaid() -> None:
 
 def test_model_explorer_nests_blocks_and_joins_every_edge() -> None:
     drawing = draw_circuit(toy_circuit())
-    (graph,) = json.loads(to_model_explorer(drawing))["graphs"]
+    collection = json.loads(to_model_explorer(drawing))
+    assert collection["label"] == "toy"
+    (graph,) = collection["graphs"]
     nodes = {node["id"]: node for node in graph["nodes"]}
     by_name = {{attr["key"]: attr["value"] for attr in node["attrs"]}["name"]: node for node in nodes.values()}
     assert by_name["least: a"]["namespace"] == "head/inner"
