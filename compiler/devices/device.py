@@ -6,9 +6,9 @@ A figure that no public source gives is left out of the file, never guessed; wha
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from circuit import CircuitError
 
@@ -32,12 +32,14 @@ class Device(BaseModel):
     memory_bandwidth_gbps: of the datasheet, GB/s, GB = 1e9 bytes. copy_rate_gbps: measured, bytes read plus bytes
     written a second; the two are kept apart. capacity_gb: 1e9 bytes. l2_mb: 1e6 bytes. Rates are dense, without
     sparsity, in 1e12 operations a second. launch_gap_us: from one kernel's end to the next one's start in a graph.
+    `lacks` names what the hardware does not have, so that no figure of it can be known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: Annotated[str, Field(min_length=1)]
+    lacks: tuple[str, ...] = ()
     memory_bandwidth_gbps: Figure | None = None
     copy_rate_gbps: Figure | None = None
     capacity_gb: Figure | None = None
@@ -53,10 +55,17 @@ class Device(BaseModel):
         held = {key: getattr(self, key) for key in FIGURE_KEYS}
         return {key: figure for key, figure in held.items() if figure is not None}
 
+    @model_validator(mode="after")
+    def _check_lacks(self) -> Self:
+        for key in self.lacks:
+            if key not in FIGURE_KEYS or getattr(self, key) is not None:
+                raise ValueError(f"lacks: expected keys of figures that are not given, got {key!r}")
+        return self
+
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The keys of the figures that no public source gives."""
-        return tuple(key for key in FIGURE_KEYS if getattr(self, key) is None)
+        """The keys of the figures that the hardware has and that no public source gives."""
+        return tuple(key for key in FIGURE_KEYS if getattr(self, key) is None and key not in self.lacks)
 
     def bandwidth(self) -> tuple[float, str]:
         """Return (bytes a second, what kind of figure it is): the measured copy rate where known, else the datasheet's.
@@ -69,7 +78,7 @@ class Device(BaseModel):
         raise CircuitError(f"device {self.name}: expected a memory bandwidth, got none; give one with --bandwidth")
 
 
-FIGURE_KEYS = tuple(key for key in Device.model_fields if key not in ("name", "title"))
+FIGURE_KEYS = tuple(key for key in Device.model_fields if key not in ("name", "title", "lacks"))
 
 
 def device_names() -> tuple[str, ...]:

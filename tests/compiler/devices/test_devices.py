@@ -22,7 +22,8 @@ def test_every_figure_has_a_public_source(name: str) -> None:
     assert device.memory_bandwidth_gbps is not None
     assert device.capacity_gb is not None
     assert all(figure.source.startswith("https://") for figure in device.figures().values())
-    assert {*device.figures(), *device.unknown} == {*Device.model_fields} - {"name", "title"}
+    known = [*device.figures(), *device.unknown, *device.lacks]
+    assert sorted(known) == sorted({*Device.model_fields} - {"name", "title", "lacks"})
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,49 @@ def test_datasheet_figures(name: str, gbps: float, capacity: float) -> None:
     assert device.bandwidth() == (gbps * 1e9, "datasheet")
     assert device.capacity_gb is not None
     assert device.capacity_gb.value == capacity
+
+
+# dense rates, of the vendors' tables: a sparse one is twice as much
+RATES = {
+    "a100-80gb": (312, None, 624),
+    "b200": (2250, 4500, 4500),
+    "gb10": (None, None, None),
+    "gb200": (2500, 5000, 5000),
+    "h100-sxm": (989.4, 1978.9, 1978.9),
+    "h200": (989.4, 1978.9, 1978.9),
+    "l40s": (362.05, 733, 733),
+    "mi300x": (1307.4, 2614.9, 2614.9),
+    "rtx-5090": (209.5, 419, 838),
+}
+# multiprocessors, L2 in MB
+CHIPS = {
+    "a100-80gb": (108, 40),
+    "b200": (148, 126),
+    "gb10": (48, 24),
+    "gb200": (148, 126),
+    "h100-sxm": (132, 50),
+    "h200": (132, 50),
+    "l40s": (142, 96),
+    "mi300x": (304, 32),
+    "rtx-5090": (170, 96),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_rates_are_dense_and_chips_are_these(name: str) -> None:
+    device = load_device(name)
+    figures = {key: figure.value for key, figure in device.figures().items()}
+    assert tuple(figures.get(key) for key in ("bf16_tflops", "fp8_tflops", "int8_tops")) == RATES[name]
+    assert tuple(figures.get(key) for key in ("num_multiprocessors", "l2_mb")) == CHIPS[name]
+
+
+def test_what_the_hardware_lacks_is_not_called_unknown() -> None:
+    ampere = load_device("a100")
+    assert "fp8_tflops" in ampere.lacks
+    assert "fp8_tflops" not in ampere.unknown
+    for lacks in (("l3_mb",), ("l2_mb",)):
+        with pytest.raises(ValueError, match="lacks: expected keys of figures that are not given"):
+            Device(name="d", title="d", lacks=lacks, l2_mb=Figure(value=1, source="s"))
 
 
 @pytest.mark.parametrize("spelt", ["H200", " h200 ", "h100", "H100_SXM", "a100", "rtx 5090", "MI300X"])
