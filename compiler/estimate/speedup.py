@@ -12,7 +12,7 @@ round, and it takes a_j for independent of K.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 
 
@@ -51,6 +51,9 @@ class RoundModel:
         for name, times in (("draft_us", self.draft_us), ("verify_us", self.verify_us)):
             if not times or not all(0 < time < float("inf") for time in times):
                 raise ValueError(f"{name}: expected times above 0 in microseconds, got {list(times)}")
+        # a step that went down would be carried on below zero
+        if any(after < before for before, after in pairwise(self.draft_us)):
+            raise ValueError(f"draft_us: expected that a longer chain takes no less, got {list(self.draft_us)}")
 
     def predict(self, num_drafts: int) -> RoundPrediction:
         """Return what K drafts a round give; K from 1 to the positions whose acceptance is known."""

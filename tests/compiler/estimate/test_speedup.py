@@ -60,6 +60,7 @@ def test_best_k_stops_where_a_draft_costs_more_than_it_brings() -> None:
         ({"acceptance": (1.1,)}, "acceptance: expected shares from 0 to 1"),
         ({"acceptance": (float("nan"),)}, "acceptance: expected shares from 0 to 1"),
         ({"draft_us": (0.0,)}, "draft_us: expected times above 0"),
+        ({"draft_us": (900.0, 400.0)}, "draft_us: expected that a longer chain takes no less"),
         ({"verify_us": ()}, "verify_us: expected times above 0"),
     ],
 )
