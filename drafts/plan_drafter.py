@@ -1,5 +1,6 @@
 """The plan of a drafter on a device, from its config alone: launches, bytes, floor, memory. No weight is read."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -9,6 +10,7 @@ import torch
 
 import compiler.inductor as inductor
 from circuit import Circuit, StateType
+from circuit.errors import ConfigError
 from compiler import (
     Cut,
     Device,
@@ -33,12 +35,29 @@ from nodes import RoutedExperts
 PlanBackend = Literal["triton", "inductor", "reference"]
 # naming it loads Inductor's lowerings, which fill the registry; a plan for a GPU need not wait for that
 LOADS_LOWERINGS = "LoweredCircuit"
+# every expert of a checkpoint has its own tensors, whose names are listed
+MAX_EXPERTS = 1 << 16
+MAX_BYTES = 1 << 50  # of one weight: a thousand terabytes
 SHARED_WEIGHTS = ("embed_tokens", "lm_head", "target_norm")  # the target's own, which the drafter reads too
 
 
-def bind_without_weights(config: DraftConfig, decisions: Decisions) -> DraftBinding:
-    """Bind the head to weights that have a shape and no memory: enough to plan with, nothing to run."""
+def bind_without_weights(config: DraftConfig, decisions: Decisions, *, where: str = "config") -> DraftBinding:
+    """Bind the head to weights that have a shape and no memory: enough to plan with, nothing to run.
+
+    Raises ConfigError, with `where` in front, for sizes that no memory could hold.
+    """
+    if config.n_routed_experts > MAX_EXPERTS:
+        raise ConfigError(
+            f"{where}: n_routed_experts: expected up to {MAX_EXPERTS:,} to plan with, got {config.n_routed_experts:,}; "
+            "correct the config"
+        )
     specs = head_weight_specs(config, target_norm=decisions.applies_target_norm)
+    for spec in specs:
+        if math.prod(spec.shape) * spec.dtype.itemsize > MAX_BYTES:
+            raise ConfigError(
+                f"{where}: weight {spec.name}: expected a size that a memory could hold, got {list(spec.shape)}; "
+                "correct the config's sizes"
+            )
     return bind_head(
         config,
         {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs},
@@ -75,9 +94,7 @@ class DraftPlan:
     @property
     def launches_per_chain(self) -> int:
         """Launches of all K drafts."""
-        if self.backend == "inductor":
-            return 1
-        return len(self.first) + (self.num_drafts - 1) * len(self.following)
+        return self._launches_of(self.num_drafts)
 
     @cached_property
     def bytes_per_draft(self) -> int:
@@ -107,8 +124,7 @@ class DraftPlan:
     def chain_us(self, num_drafts: int) -> float:
         """Floor and, where they are known, gaps of a chain of so many drafts: the least it takes."""
         floor = self.floor_us + (num_drafts - 1) * self._floor(self.following)
-        launches = 1 if self.backend == "inductor" else len(self.first) + (num_drafts - 1) * len(self.following)
-        return floor + (self.roofline.gaps_us(launches) or 0.0)
+        return floor + (self.roofline.gaps_us(self._launches_of(num_drafts)) or 0.0)
 
     @property
     def gap_share(self) -> float | None:
@@ -154,9 +170,18 @@ class DraftPlan:
         """What could go from the first draft, by what it saves."""
         return rank_cuts(self.first, self.roofline, num_launches=self.launches_per_draft)
 
+    @property
+    def chain_gap_share(self) -> float | None:
+        """Share of the gaps between all of a chain's launches in its floor and gaps together."""
+        gaps = self.roofline.gaps_us(self.launches_per_chain)
+        return None if gaps is None else gaps / (self.chain_floor_us + gaps)
+
     def launch_floor_us(self, launch: LaunchCost) -> float:
         """The floor of one launch."""
         return self.roofline.floor_us(launch.cost)
+
+    def _launches_of(self, num_drafts: int) -> int:
+        return 1 if self.backend == "inductor" else len(self.first) + (num_drafts - 1) * len(self.following)
 
     def _floor(self, launches: tuple[LaunchCost, ...]) -> float:
         return sum(self.roofline.floor_us(launch.cost) for launch in launches)

@@ -1,5 +1,6 @@
 """`circuit plan`: what a drafter can reach on a device, what is in the way, and whether it fits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from drafts.commands.plan_compare import comparison, side_request
 from drafts.commands.plan_request import MAX_BATCH, PlanRequest, SpeedupRequest, counts, parse_levers, rate
 from drafts.commands.plan_speedup import round_model, speedup_grid, speedup_record
 from drafts.commands.plan_subject import PlanSubject, plan_subject
-from drafts.commands.plan_tables import cuts, headline, launches, memory, memory_line, plan_record, summary
+from drafts.commands.plan_tables import chains, cuts, headline, launches, memory, memory_line, plan_record, summary
 from drafts.commands.screen import Screen
 from drafts.config import DraftConfig
 from drafts.plan_drafter import DraftPlan, PlanBackend, bind_without_weights, plan_drafter
@@ -26,7 +27,7 @@ def plan(request: PlanRequest, screen: Screen, *, as_markdown: bool, is_full: bo
     """Plan every batch and context that is asked for and print them; JSON carries the first one at its top."""
     subject, plans = _plans(request)
     first = plans[0]
-    parts: list[Grid | str] = [*headline(first, subject.name), summary(plans)]
+    parts: list[Grid | str] = [*headline(first, subject.name), summary(plans), chains(plans)]
     if first.distinct_experts < first.config.n_routed_experts and first.batch < plans[-1].batch:
         parts.append("experts: how many of them the batch touches on average under uniform routing")
     for one in plans if is_full else plans[:1]:
@@ -34,8 +35,7 @@ def plan(request: PlanRequest, screen: Screen, *, as_markdown: bool, is_full: bo
     if len(plans) > 1 and not is_full:
         parts.append("--full lists the launches of the other batches and contexts")
     parts += [cuts(first), memory(plans), memory_line(first)]
-    if idle := [name for name in IDLE_LEVERS if f"{name}=" in request.levers]:
-        parts.append(f"{' and '.join(idle)}: no bytes of a draft depend on it")
+    parts += _idle_levers(request)
     show(screen, parts, as_markdown=as_markdown)
     records = [plan_record(one, subject.name) for one in plans]
     screen.emit({**records[0], "cases": records})
@@ -44,23 +44,33 @@ def plan(request: PlanRequest, screen: Screen, *, as_markdown: bool, is_full: bo
 def compare(request: PlanRequest, sides: tuple[str, str], screen: Screen, *, as_markdown: bool) -> None:
     """Plan two sides, each the request with its own settings, and print them side by side."""
     planned: list[tuple[str, DraftPlan]] = []
+    subjects: list[str] = []
+    idle: dict[str, None] = {}
     for side in sides:
-        _, plans = _plans(side_request(request, side))
+        asked = side_request(request, side)
+        subject, plans = _plans(asked)
+        subjects.append(subject.name)
+        idle |= dict.fromkeys(_idle_levers(asked))
         if len(plans) > 1:
             raise ValueError(
                 f"--compare: expected one batch and one context a side, got {len(plans)} cases of {side!r}"
             )
         planned.append((side, plans[0]))
     (name_a, a), (name_b, b) = planned
-    show(screen, comparison(name_a, a, name_b, b), as_markdown=as_markdown)
-    screen.emit({"a": {"name": name_a, **plan_record(a, name_a)}, "b": {"name": name_b, **plan_record(b, name_b)}})
+    show(screen, [*comparison(name_a, a, name_b, b), *idle], as_markdown=as_markdown)
+    records = [plan_record(plan, subject) for plan, subject in ((a, subjects[0]), (b, subjects[1]))]
+    screen.emit({"a": {"name": name_a, **records[0]}, "b": {"name": name_b, **records[1]}})
 
 
 def speedup(request: PlanRequest, asked: SpeedupRequest, screen: Screen, *, as_markdown: bool) -> None:
     """Print the gain over plain decoding for each K, and the best one."""
     planned = None
     if asked.measured is None and asked.draft_us is None:
-        subject, plans = _plans(request)
+        # the chain that has to fit the context is the longest one that is asked about
+        positions = max(1, (asked.acceptance or "").count(",") + 1)
+        subject, plans = _plans(replace(request, num_drafts=positions))
+        if len(plans) > 1:
+            raise ValueError(f"--speedup: expected one batch and one context, got {len(plans)} cases; ask for one")
         planned = plans[0]
         where = f"{subject.name} on {planned.device.title}, batch {planned.batch}, context {planned.context:,}"
     else:
@@ -70,16 +80,18 @@ def speedup(request: PlanRequest, asked: SpeedupRequest, screen: Screen, *, as_m
     screen.emit(speedup_record(model, planned, measured_speedup=measured_speedup))
 
 
-def measure(store: Path, screen: Screen) -> None:
-    """Measure this machine, keep the figures in `store`, and print them."""
+def measure(store: Path, screen: Screen, *, as_markdown: bool, is_alone: bool) -> None:
+    """Measure this machine, keep the figures in `store`, and print them; JSON is the plan's unless it is alone."""
     with screen.step("measuring memory"):
         device = measure_this_machine(store)
     rows = tuple((key, f"{figure.value:,.4g}", figure.source) for key, figure in device.figures().items())
     show(
         screen,
         [device.title, Grid(("figure", "value", "source"), rows, texts=("figure", "source")), f"kept in {store}"],
-        as_markdown=False,
+        as_markdown=as_markdown,
     )
+    if not is_alone:
+        return
     figures = {key: figure.value for key, figure in device.figures().items()}
     screen.emit({"ok": True, "device": THIS_MACHINE, "title": device.title, "file": str(store), **figures})
 
@@ -100,7 +112,7 @@ def _plans(request: PlanRequest) -> tuple[PlanSubject, list[DraftPlan]]:
         bandwidth=None if request.bandwidth is None else rate(request.bandwidth),
         launch_gap_us=request.launch_gap_us,
     )
-    binding = bind_without_weights(subject.config, levers.applied_to(subject.decisions))
+    binding = bind_without_weights(subject.config, levers.applied_to(subject.decisions), where=subject.name)
     plans = [
         plan_drafter(
             binding,
@@ -116,6 +128,12 @@ def _plans(request: PlanRequest) -> tuple[PlanSubject, list[DraftPlan]]:
         for context in contexts
     ]
     return subject, plans
+
+
+def _idle_levers(request: PlanRequest) -> list[str]:
+    """Return the line that says of levers that no byte depends on them, none where there are none."""
+    idle = [name for name in IDLE_LEVERS if f"{name}=" in request.levers.replace(" ", "")]
+    return [f"{' and '.join(idle)}: no bytes of a draft depend on it"] if idle else []
 
 
 def _backend(request: PlanRequest, subject: PlanSubject, device: Device) -> PlanBackend:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from compiler import THIS_MACHINE, device_names
 from drafts.commands.grid import Grid
-from drafts.commands.plan_request import PlanRequest
+from drafts.commands.plan_request import PlanRequest, floats
 from drafts.commands.plan_subject import DEMO, shipped_configs
 from drafts.commands.plan_tables import UNKNOWN, size
 from drafts.levers import ModelLevers
 from drafts.plan_drafter import DraftPlan
 
-SETTINGS = ("device", "batch", "context", "drafts", "backend", "dtype", "bandwidth")
+SETTINGS = ("device", "batch", "context", "drafts", "backend", "dtype", "bandwidth", "launch_gap", "reserve")
 BACKENDS = ("triton", "inductor", "reference")
 DTYPES = ("bf16", "f32")
 MIN_SHARE = 0.001  # launches whose floors differ by less of the draft's are not listed
@@ -21,16 +21,22 @@ MIN_SHARE = 0.001  # launches whose floors differ by less of the draft's are not
 def side_request(request: PlanRequest, side: str) -> PlanRequest:
     """Return the request with one side's settings: `h200`, `batch=4,index_share=off`, or the path of a config.
 
-    ValueError for a setting that is none.
+    ValueError for a setting that is none, for none at all and for one that is set twice.
     """
     changed = request
-    for part in filter(None, (part.strip() for part in side.split(","))):
+    seen: set[str] = set()
+    for part in (part.strip() for part in side.split(",")):
+        if not part:
+            raise ValueError(f"--compare: expected settings such as h200 or batch=4,index_share=off, got {side!r}")
         name, separator, value = (piece.strip() for piece in part.partition("="))
         if not separator:
-            changed = _bare(changed, part)
-        elif name in ModelLevers.model_fields:
-            changed = replace(changed, levers=f"{changed.levers},{name}={value}")
-        elif name in SETTINGS:
+            name, value = _bare(part)
+        if name in seen:
+            raise ValueError(f"--compare: expected one {name} a side, got another: {part!r}")
+        seen.add(name)
+        if name in ModelLevers.model_fields:
+            changed = replace(changed, levers=_with_lever(changed.levers, name, value))
+        elif name in (*SETTINGS, "config"):
             changed = _setting(changed, name, value)
         else:
             known = ", ".join((*SETTINGS, *ModelLevers.model_fields))
@@ -72,20 +78,27 @@ def _chain_with_gaps(plan: DraftPlan) -> float | None:
     return None if plan.gap_us is None else plan.chain_us(plan.num_drafts)
 
 
-def _bare(request: PlanRequest, text: str) -> PlanRequest:
+def _bare(text: str) -> tuple[str, str]:
+    """Return which setting a name by itself is meant for."""
     if text[0].isdecimal() and not Path(text).exists():
         raise ValueError(f"--compare: expected one batch and one context a side, got a list that ends in {text!r}")
     named = text.lower()
     if any(name.startswith(named) for name in (*device_names(), THIS_MACHINE)):
-        return replace(request, device=text)
+        return "device", text
     if text in BACKENDS:
-        return replace(request, backend=text)
+        return "backend", text
     if text in DTYPES:
-        return replace(request, dtype_name=text)
+        return "dtype", text
     if text in (*shipped_configs(), DEMO) or Path(text).exists():
-        return replace(request, subject=text)
+        return "config", text
     # whatever it was meant to be, the list of devices is the likeliest help
-    return replace(request, device=text)
+    return "device", text
+
+
+def _with_lever(levers: str, name: str, value: str) -> str:
+    """Return --levers with one of them set, in place of what was asked of it."""
+    others = [part for part in levers.split(",") if part.strip() and part.partition("=")[0].strip() != name]
+    return ",".join([*others, f"{name}={value}"])
 
 
 def _setting(request: PlanRequest, name: str, value: str) -> PlanRequest:
@@ -97,8 +110,18 @@ def _setting(request: PlanRequest, name: str, value: str) -> PlanRequest:
         if not (value.isascii() and value.isdecimal() and 1 <= int(value[:3]) <= 16):
             raise ValueError(f"--compare: drafts: expected 1 to 16, got {value!r}")
         return replace(request, num_drafts=int(value))
-    field = {"batch": "batches", "context": "contexts"}.get(name, name)
+    if name == "launch_gap":
+        return replace(request, launch_gap_us=_number(name, value))
+    if name == "reserve":
+        return replace(request, reserve_gb=_number(name, value))
+    field = {"batch": "batches", "context": "contexts", "config": "subject"}.get(name, name)
     return replace(request, **{field: value})  # type: ignore[arg-type]
+
+
+def _number(name: str, value: str) -> float:
+    (*others, found) = floats(value, f"--compare: {name}", high=1e6, example="1.5")
+    assert not others  # a comma ends a setting
+    return found
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
@@ -112,8 +135,12 @@ def _row(
 ) -> tuple[str, str, str, str]:
     values = (read(a), read(b))
     shown = tuple(UNKNOWN if value is None else format(value, form) for value in values)
-    ratio = f"{values[1] / values[0]:.2f}" if values[0] and values[1] is not None else ""
+    ratio = _ratio(values[1] / values[0]) if values[0] and values[1] is not None else ""
     return (name, *shown, ratio)  # type: ignore[return-value]
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:,.2f}" if ratio >= 0.1 or not ratio else f"{ratio:.2g}"
 
 
 def _launch_rows(a: DraftPlan, b: DraftPlan, *, is_first: bool = True) -> tuple[tuple[str, ...], ...]:

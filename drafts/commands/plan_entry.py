@@ -1,5 +1,6 @@
 """The options of `circuit plan`; its body loads torch and is imported when it runs."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,9 @@ import typer
 
 from drafts.commands.folders import cache_folder
 from drafts.commands.screen import Screen
+
+DEFAULT_DEVICE = "h200"
+DEFAULT_NUM_DRAFTS = 3
 
 
 class PlanBackendName(StrEnum):
@@ -30,24 +34,34 @@ def plan(
         str | None,
         typer.Argument(metavar="[X]", help="A checkpoint folder, a config.json, an artifact, demo or glm-5.3-flash."),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="A device, or this-machine once measured.")] = "h200",
-    batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences side by side.")] = "1",
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A device, or this-machine once measured; h200 by default.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Sequences side by side: 1,4,16; 1 by default.")
+    ] = None,
     context: Annotated[
         str | None,
         typer.Option(metavar="ROWS,...", help="Rows of a sequence: 4k,131072; 4k by default."),
     ] = None,
-    drafts: Annotated[int, typer.Option(min=1, max=16, metavar="K", help="Tokens to draft per round.")] = 3,
+    drafts: Annotated[
+        int | None, typer.Option(min=1, max=16, metavar="K", help="Tokens to draft per round; 3 by default.")
+    ] = None,
     backend: Annotated[PlanBackendName | None, typer.Option(help="What would run it; by the device.")] = None,
     dtype: Annotated[PlanDtype | None, typer.Option(help="What weights are held in; as the config says.")] = None,
-    levers: Annotated[str, typer.Option(metavar="NAME=VALUE,...", help="Switches of the drafter.")] = "",
+    levers: Annotated[
+        str | None, typer.Option(metavar="NAME=VALUE,...", help="Switches of the drafter: index_share=off.")
+    ] = None,
     bandwidth: Annotated[
         str | None, typer.Option(metavar="RATE", help="Instead of the device's: 4.3TB/s, 864GB/s.")
     ] = None,
     launch_gap: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="US", help="Microseconds between launches, if not the device's."),
+        typer.Option(min=0.0, max=1e6, metavar="US", help="Microseconds between launches, if not the device's."),
     ] = None,
-    reserve: Annotated[float, typer.Option(min=0.0, max=1e6, metavar="GB", help="Memory that the target takes.")] = 0.0,
+    reserve: Annotated[
+        float | None, typer.Option(min=0.0, max=1e6, metavar="GB", help="Memory that the target takes; 0 by default.")
+    ] = None,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Two devices, settings (batch=4,index_share=off) or configs, side by side."),
@@ -83,28 +97,44 @@ def plan(
         from drafts.commands import plan as body  # noqa: PLC0415 - it loads torch
         from drafts.commands.plan_request import PlanRequest, SpeedupRequest  # noqa: PLC0415
     store = cache_folder() / "this-machine.toml"
+    given = {
+        "X": x,
+        "--device": device,
+        "--batch": batch,
+        "--context": context,
+        "--drafts": drafts,
+        "--backend": backend,
+        "--dtype": dtype,
+        "--levers": levers,
+        "--bandwidth": bandwidth,
+        "--launch-gap": launch_gap,
+        "--reserve": reserve,
+    }
+    of_speedup = {"--acceptance": acceptance, "--verify-us": verify_us, "--draft-us": draft_us, "--measured": measured}
+    _refuse_what_would_be_ignored(
+        given,
+        of_speedup,
+        {"--speedup": speedup, "--compare": compare is not None, "--measure": measure, "--full": full},
+    )
+    if as_markdown and as_json:
+        raise typer.BadParameter("expected one of --md and --json, got both")
     if measure:
-        body.measure(store, screen)
+        body.measure(store, screen, as_markdown=as_markdown, is_alone=x is None)
         if x is None:
             return
         device = body.THIS_MACHINE
-    if speedup and compare is not None:
-        raise typer.BadParameter("expected one of --speedup and --compare, got both")
-    asked = {"--acceptance": acceptance, "--verify-us": verify_us, "--draft-us": draft_us, "--measured": measured}
-    if stray := [name for name, given in asked.items() if given is not None and not speedup]:
-        raise typer.BadParameter(f"{stray[0]} belongs to --speedup; add that")
     request = PlanRequest(
         subject=x,
-        device=device,
-        batches=batch,
+        device=DEFAULT_DEVICE if device is None else device,
+        batches="1" if batch is None else batch,
         contexts=context,
-        num_drafts=drafts,
+        num_drafts=DEFAULT_NUM_DRAFTS if drafts is None else drafts,
         backend=None if backend is None else backend.value,
         dtype_name=None if dtype is None else dtype.value,
-        levers=levers,
+        levers=levers or "",
         bandwidth=bandwidth,
         launch_gap_us=launch_gap,
-        reserve_gb=reserve,
+        reserve_gb=reserve or 0.0,
         measured_device=store,
     )
     if speedup:
@@ -115,3 +145,31 @@ def plan(
         body.compare(request, compare, screen, as_markdown=as_markdown)
     else:
         body.plan(request, screen, as_markdown=as_markdown, is_full=full)
+
+
+def _refuse_what_would_be_ignored(
+    given: Mapping[str, object], of_speedup: Mapping[str, object], modes: Mapping[str, bool]
+) -> None:
+    """Raise BadParameter for options that contradict each other, and for one that nothing would read."""
+    is_speedup, is_measure = modes["--speedup"], modes["--measure"]
+    for one, other in (
+        ("--speedup", "--compare"),
+        ("--measure", "--speedup"),
+        ("--measure", "--compare"),
+        ("--full", "--speedup"),
+        ("--full", "--compare"),
+    ):
+        if modes[one] and modes[other]:
+            raise typer.BadParameter(f"expected one of {one} and {other}, got both")
+    named = [name for name, value in given.items() if value is not None]
+    if not is_speedup and (stray := [name for name, value in of_speedup.items() if value is not None]):
+        raise typer.BadParameter(f"{stray[0]} belongs to --speedup; add that")
+    if is_measure and "--device" in named:
+        raise typer.BadParameter("--measure plans on this machine; leave out --device")
+    if is_measure and named and "X" not in named:
+        raise typer.BadParameter(f"{named[0]} belongs to a plan; name what to plan beside --measure")
+    times = next((name for name in ("--measured", "--draft-us") if of_speedup[name] is not None), None)
+    if times and named:
+        raise typer.BadParameter(f"{times} gives the times, so that nothing is planned; leave out {named[0]}")
+    if is_speedup and "--drafts" in named:
+        raise typer.BadParameter("--speedup plans as many drafts as --acceptance has numbers; leave out --drafts")

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from drafts.levers import ModelLevers
 
 MAX_BATCH = 4096
+MIN_RATE, MAX_RATE = 1e6, 1e15  # bytes a second
 _COUNT = re.compile(r"([0-9]{1,12})([km]?)")
-_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([tg])(?:b(?:/s)?)?")
+_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([tgm])(?:b(?:/s)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +61,22 @@ def counts(text: str, option: str, *, high: int) -> tuple[int, ...]:
 def rate(text: str) -> float:
     """Read `4.3TB/s` or `864G` as bytes a second."""
     match = _RATE.fullmatch(text.strip().lower())
-    if not match or not float(match[1]):
-        raise ValueError(f"--bandwidth: expected a rate such as 4.3TB/s or 864GB/s, got {text!r}")
-    return float(match[1]) * {"t": 1e12, "g": 1e9}[match[2]]
+    found = float(match[1]) * {"t": 1e12, "g": 1e9, "m": 1e6}[match[2]] if match else 0.0
+    if not MIN_RATE <= found <= MAX_RATE:
+        raise ValueError(
+            f"--bandwidth: expected a rate such as 4.3TB/s or 864GB/s, from 1 MB/s to 1,000 TB/s, got {text!r}"
+        )
+    return found
 
 
-def floats(text: str, option: str, *, high: float = math.inf) -> tuple[float, ...]:
-    """Read `0.7,0.6`: numbers from 0 to `high`."""
+def floats(text: str, option: str, *, high: float, example: str) -> tuple[float, ...]:
+    """Read `0.7,0.6`: numbers from 0 to `high`; ValueError shows `example`."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
         found = ()
     if not found or not all(0 <= number <= high and math.isfinite(number) for number in found):
-        upto = "" if math.isinf(high) else f" to {high:g}"
-        raise ValueError(f"{option}: expected numbers from 0{upto} such as 0.7,0.6, got {text!r}")
+        raise ValueError(f"{option}: expected numbers from 0 to {high:,.0f} such as {example}, got {text!r}")
     return found
 
 
@@ -88,6 +91,8 @@ def parse_levers(text: str) -> ModelLevers:
             raise ValueError(f"--levers: no lever {name!r}; {meant}there are {', '.join(ModelLevers.model_fields)}")
         if not separator or not value:
             raise ValueError(f"--levers: expected {name}=VALUE, got {part!r}")
+        if name in given:
+            raise ValueError(f"--levers: expected {name} once, got it twice; leave one out")
         given[name] = {"true": True, "false": False}.get(value, int(value) if value.isdecimal() else value)
     try:
         return ModelLevers.model_validate(given)
@@ -95,5 +100,6 @@ def parse_levers(text: str) -> ModelLevers:
         faults = error.errors()
         # a lever of several kinds has a fault for each
         same = [fault for fault in faults if fault["loc"][0] == faults[0]["loc"][0]]
-        expected = " or ".join(str(fault.get("ctx", {}).get("expected", fault["msg"])) for fault in same)
+        told = (str(fault.get("ctx", {}).get("expected", fault["msg"])) for fault in same)
+        expected = " or ".join(text.removeprefix("Input should be ") for text in told)
         raise ValueError(f"--levers: {same[0]['loc'][0]}: expected {expected}, got {same[0]['input']!r}") from None

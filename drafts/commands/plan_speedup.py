@@ -1,6 +1,7 @@
 """`circuit plan --speedup`: the stated model of a round, fed with given numbers or with a demo's record."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from drafts.commands.plan_request import SpeedupRequest, floats
 from drafts.plan_drafter import DraftPlan
 
 MAX_POSITIONS = 64
+MAX_US = 1e9
 
 
 def round_model(asked: SpeedupRequest, planned: DraftPlan | None) -> tuple[RoundModel, float | None]:
@@ -28,12 +30,12 @@ def round_model(asked: SpeedupRequest, planned: DraftPlan | None) -> tuple[Round
             raise ValueError(f"--speedup: expected {option} or --measured FILE, got none")
     assert asked.acceptance is not None
     assert asked.verify_us is not None
-    acceptance = floats(asked.acceptance, "--acceptance", high=1)
+    acceptance = floats(asked.acceptance, "--acceptance", high=1, example="0.7,0.6")
     if len(acceptance) > MAX_POSITIONS:
         raise ValueError(f"--acceptance: expected up to {MAX_POSITIONS} positions, got {len(acceptance)}")
-    verify_us = floats(asked.verify_us, "--verify-us")
+    verify_us = floats(asked.verify_us, "--verify-us", high=MAX_US, example="9000,9300")
     if asked.draft_us is not None:
-        draft_us = floats(asked.draft_us, "--draft-us")
+        draft_us = floats(asked.draft_us, "--draft-us", high=MAX_US, example="440,880")
     else:
         assert planned is not None
         draft_us = tuple(planned.chain_us(count) for count in range(1, len(acceptance) + 1))
@@ -47,16 +49,22 @@ def model_of_record(record: dict[str, Any], *, where: str) -> tuple[RoundModel, 
     and the verify's K + 1 on a straight line.
     """
     try:
-        num_drafts = int(record["num_drafts"])
+        num_drafts = record["num_drafts"]
         acceptance = tuple(float(share) for share in record["accepted_given_previous"])
         draft_us = 1e3 * float(record["draft_ms"]["circuit"])
         plain_us = 1e3 * float(record["target_ms"]["plain"])
         verify_us = 1e3 * float(record["target_ms"]["circuit"])
         tokens_per_s = record["tokens_per_s"]
         measured = float(tokens_per_s["circuit"]) / float(tokens_per_s["plain"])
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise CircuitError(f"{where}: expected what `circuit demo --json` prints, got a fault: {error!r}") from None
-    if num_drafts < 1 or len(acceptance) != num_drafts:
+    except KeyError as error:
+        raise CircuitError(f"{where}: expected what `circuit demo --json` prints, got no {error} in it") from None
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        raise CircuitError(f"{where}: expected what `circuit demo --json` prints, got a fault: {error}") from None
+    if not 0 < measured < math.inf:
+        raise CircuitError(f"{where}: tokens_per_s: expected rates above 0, got {tokens_per_s}; run the demo again")
+    if type(num_drafts) is not int or not 1 <= num_drafts <= MAX_POSITIONS:
+        raise CircuitError(f"{where}: num_drafts: expected 1 to {MAX_POSITIONS}, got {num_drafts!r}")
+    if len(acceptance) != num_drafts:
         raise CircuitError(f"{where}: expected one acceptance for each of {num_drafts} drafts, got {len(acceptance)}")
     slope = (verify_us - plain_us) / num_drafts
     return (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from compiler import Device, LaunchCost, Roofline
+from compiler import THIS_MACHINE, Device, LaunchCost, Roofline
 from drafts.commands.grid import Grid
 from drafts.commands.session import DTYPE_NAMES
 from drafts.plan_drafter import DraftPlan
@@ -33,7 +33,7 @@ def headline(plan: DraftPlan, name: str) -> list[str]:
         "reference": "reference: every node by itself",
     }[plan.backend]
     dtype = DTYPE_NAMES.get(plan.config.dtype, str(plan.config.dtype))
-    parts = [f"{roofline.bytes_per_s / 1e12:.3g} TB/s ({roofline.bandwidth_kind})"]
+    parts = [f"{_rate(roofline.bytes_per_s)} ({roofline.bandwidth_kind})"]
     parts += [f"{roofline.flops_per_s / 1e12:,.0f} TFLOPS bf16"] if roofline.flops_per_s else []
     parts += [f"{roofline.launch_gap_us:g} us a launch gap"] if roofline.launch_gap_us is not None else []
     lines = [
@@ -42,18 +42,29 @@ def headline(plan: DraftPlan, name: str) -> list[str]:
         how,
     ]
     missing = _missing(device, roofline)
-    return [*lines, f"no public figure: {', '.join(missing)}"] if missing else lines
+    why = "not measured" if device.name == THIS_MACHINE else "no public figure"
+    return [*lines, f"{why}: {', '.join(missing)}"] if missing else lines
 
 
 def _missing(device: Device, roofline: Roofline) -> list[str]:
-    """What the files lack, less what was given by hand."""
+    """What the files lack, less what was given by hand and what no measurement gives."""
     given = {"launch_gap_us"} if roofline.launch_gap_us is not None else set()
+    given |= {"memory_bandwidth_gbps"} if device.name == THIS_MACHINE else set()
     return [FIGURE_NAMES[key] for key in device.unknown if key not in given]
 
 
+def _rate(bytes_per_s: float) -> str:
+    """Return `4.8 TB/s`, or `4.13 GB/s` for a memory that is far slower."""
+    return f"{bytes_per_s / 1e12:.3g} TB/s" if bytes_per_s >= 1e11 else f"{bytes_per_s / 1e9:.3g} GB/s"
+
+
+def _microseconds(time_us: float) -> str:
+    return f"{time_us:,.0f}" if time_us >= 10 else f"{time_us:.2f}"
+
+
 def summary(plans: Sequence[DraftPlan]) -> Grid:
-    """Return one row a batch and context: the first draft, and the chain."""
-    columns = ("batch", "context", "GB", "floor us", "launches", "gaps", "lm_head", "experts", "chain us")
+    """Return one row a batch and context for the first draft; gaps are their share of floor and gaps together."""
+    columns = ("batch", "context", "GB", "floor us", "launches", "gaps", "lm_head", "experts")
     return Grid(
         columns,
         tuple(
@@ -61,16 +72,37 @@ def summary(plans: Sequence[DraftPlan]) -> Grid:
                 f"{plan.batch}",
                 f"{plan.context:,}",
                 f"{plan.bytes_per_draft / 1e9:.3g}",
-                f"{plan.floor_us:,.0f}" if plan.floor_us >= 10 else f"{plan.floor_us:.2f}",
+                _microseconds(plan.floor_us),
                 f"{plan.launches_per_draft}",
                 UNKNOWN if plan.gap_share is None else f"{plan.gap_share:.1%}",
                 f"{plan.lm_head_share:.0%}",
                 f"{plan.distinct_experts:.1f}",
-                f"{plan.chain_floor_us:,.0f}" if plan.chain_floor_us >= 10 else f"{plan.chain_floor_us:.2f}",
             )
             for plan in plans
         ),
-        title="a draft, and a chain of them",
+        title="a draft",
+    )
+
+
+def chains(plans: Sequence[DraftPlan]) -> Grid:
+    """Return one row a batch and context for the chain of all K drafts; the last column adds its gaps, where known."""
+    columns = ("batch", "context", "GB", "floor us", "launches", "gaps", "with gaps us")
+    count = plans[0].num_drafts
+    return Grid(
+        columns,
+        tuple(
+            (
+                f"{plan.batch}",
+                f"{plan.context:,}",
+                f"{plan.bytes_per_chain / 1e9:.3g}",
+                _microseconds(plan.chain_floor_us),
+                f"{plan.launches_per_chain}",
+                UNKNOWN if plan.chain_gap_share is None else f"{plan.chain_gap_share:.1%}",
+                UNKNOWN if plan.chain_gap_share is None else _microseconds(plan.chain_us(count)),
+            )
+            for plan in plans
+        ),
+        title=f"a chain of {count} {'draft' if count == 1 else 'drafts'}",
     )
 
 
@@ -179,6 +211,7 @@ def plan_record(plan: DraftPlan, name: str) -> dict[str, Any]:
         "bytes_per_chain": plan.bytes_per_chain,
         "floor_us_per_chain": plan.chain_floor_us,
         "launches_per_chain": plan.launches_per_chain,
+        "launch_gap_share_per_chain": plan.chain_gap_share,
         "fits": plan.fits,
         "memory": {
             "own_weights": need.own_weights,

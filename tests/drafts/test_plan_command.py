@@ -1,6 +1,5 @@
-"""`circuit plan`: from a config alone to launches, floors, memory; side by side; the gain of a round."""
+"""`circuit plan`: from a config alone to launches, floors, memory; side by side."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,11 @@ import pytest
 
 from benchmarks.performance_page import PAGE, generated
 from compiler import plan_program
-from drafts.commands.plan_request import counts, rate
 from drafts.commands.plan_subject import plan_subject, shipped_configs
 from drafts.plan_drafter import bind_without_weights
 from drafts.planned_launches import PLANNED_LAUNCHES
 from tests.drafts.command_line import circuit
-from tests.drafts.tiny_head import config_document, tiny_config, tiny_weights, write_checkpoint
+from tests.drafts.tiny_head import tiny_config, tiny_weights, write_checkpoint
 
 RELEASED = "glm-5.3-flash"
 REQUIRED = {
@@ -164,6 +162,18 @@ def test_this_machine_is_measured_first(cache: Path, monkeypatch: pytest.MonkeyP
     assert plan["bandwidth_gbps"] == pytest.approx(outcome.record["copy_rate_gbps"])
 
 
+def test_measuring_before_a_plan_prints_one_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.devices.measure.COPY_BYTES", 1 << 12)
+    outcome = circuit("plan", "demo", "--measure", "--json")
+    assert outcome.code == 0
+    assert len(outcome.out.splitlines()) == 1
+    assert outcome.record["device"] == "this-machine"
+    assert "| copy_rate_gbps |" in circuit("plan", "--measure", "--md").out
+    text = circuit("plan", "demo", "--device", "this-machine").out
+    assert "not measured: " in text
+    assert "no public figure" not in text
+
+
 def test_a_config_by_itself_a_folder_and_a_name_give_one_plan(tmp_path: Path) -> None:
     config = tiny_config()
     folder = write_checkpoint(tmp_path / "checkpoint", config, tiny_weights(config))
@@ -175,11 +185,15 @@ def test_a_config_by_itself_a_folder_and_a_name_give_one_plan(tmp_path: Path) ->
     assert shipped_configs() == (RELEASED,)
 
 
-@pytest.mark.parametrize("key", ["kv_lora_rank", "vocab_size", "num_experts_per_tok"])
-def test_config_that_lacks_a_key_says_which(tmp_path: Path, key: str) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(config_document(**{key: None})))
-    assert f"text_config.{key}: expected a value, got no such key" in error(file)
+def test_a_chain_has_its_own_launches_and_gaps() -> None:
+    plan = record(RELEASED, "--drafts", "5")
+    assert plan["launches_per_chain"] == 55
+    gaps = 55 * 1.3
+    assert plan["launch_gap_share_per_chain"] == pytest.approx(gaps / (gaps + plan["floor_us_per_chain"]))
+    text = circuit("plan", RELEASED, "--drafts", "5").out
+    row = text[text.index("a chain of 5 drafts") :].splitlines()[2].split()
+    assert (row[0], row[1], row[4]) == ("1", "4,096", "55")
+    assert row[6] == f"{plan['floor_us_per_chain'] + gaps:,.0f}"
 
 
 def test_compare_puts_two_sides_beside_each_other() -> None:
@@ -192,57 +206,24 @@ def test_compare_puts_two_sides_beside_each_other() -> None:
     assert "drafts 2..K" in text
 
 
+def test_compare_takes_every_setting_and_names_what_was_planned() -> None:
+    outcome = circuit("plan", RELEASED, "--compare", "reserve=130,launch_gap=2", "mtp_kv_exact=false", "--json")
+    a, b = outcome.record["a"], outcome.record["b"]
+    assert (a["subject"], b["subject"]) == (RELEASED, RELEASED)
+    assert (a["memory"]["reserved"], a["launch_gap_us"]) == (130_000_000_000, 2)
+    assert (b["memory"]["reserved"], b["launch_gap_us"]) == (0, 1.3)
+    text = circuit("plan", RELEASED, "--compare", "h200", "mtp_kv_exact=false").out
+    assert "mtp_kv_exact: no bytes of a draft depend on it" in text
+    # what a side sets stands in place of what was set for both
+    given = ("--levers", "index_share=off", "--compare", "index_share=checkpoint", "h200", "--json")
+    sides = circuit("plan", RELEASED, *given).record
+    assert sides["a"]["bytes_per_chain"] < sides["b"]["bytes_per_chain"]
+
+
 def test_compare_of_a_side_with_itself_lists_no_launches() -> None:
     text = circuit("plan", RELEASED, "--compare", "h200", "device=h200").out
     assert "differ" not in text
     assert "1.00" in text
-
-
-def test_speedup_takes_draft_times_from_the_plan() -> None:
-    given = ("--speedup", "--acceptance", "0.8,0.5,0.1", "--verify-us", "9000,9100")
-    outcome = circuit("plan", RELEASED, *given, "--json")
-    chain = record(RELEASED)
-    draft_us = outcome.record["predictions"][2]["draft_us"]
-    assert draft_us == pytest.approx(chain["floor_us_per_chain"] + 33 * chain["launch_gap_us"])
-    assert (
-        outcome.record["best_num_drafts"]
-        == max(outcome.record["predictions"], key=lambda one: one["speedup"])["num_drafts"]
-    )
-    assert "best" in circuit("plan", RELEASED, *given).out
-
-
-def test_speedup_says_when_no_k_pays() -> None:
-    given = ("--speedup", "--acceptance", "0.1", "--verify-us", "100", "--draft-us", "50")
-    assert "no K pays" in circuit("plan", RELEASED, *given).out
-
-
-def demo_record() -> dict[str, Any]:
-    return {
-        "num_drafts": 2,
-        "accepted_given_previous": [0.8, 0.5],
-        "draft_ms": {"circuit": 1.0},
-        "target_ms": {"plain": 9.0, "circuit": 11.0},
-        "tokens_per_s": {"plain": 100.0, "circuit": 165.0},
-    }
-
-
-def test_speedup_from_a_demo_record_stands_beside_what_its_loop_measured(tmp_path: Path) -> None:
-    file = tmp_path / "demo.json"
-    file.write_text(json.dumps(demo_record()))
-    found = circuit("plan", "--speedup", "--measured", file, "--json").record
-    assert found["measured_speedup"] == pytest.approx(1.65)
-    one, two = found["predictions"]
-    assert two["speedup"] == pytest.approx((1 + 0.8 + 0.4) * 9 / 12)
-    assert one["speedup"] == pytest.approx(1.8 * 9 / (0.5 + 10))
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[1]", "{}", '{"num_drafts": 3}', json.dumps({**demo_record(), "accepted_given_previous": [1]})]
-)
-def test_speedup_refuses_what_is_no_demo_record(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "demo.json"
-    file.write_text(text)
-    assert str(file) in error("--speedup", "--measured", file)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -267,57 +248,6 @@ def test_markdown_has_a_rule_under_every_header() -> None:
     assert len(tables) >= 4
     for index in tables:
         assert lines[index - 1].count("|") == lines[index].count("|") == lines[index + 1].count("|")
-
-
-@pytest.mark.parametrize(
-    "arguments, fault",
-    [
-        ((), "expected a checkpoint folder, a config.json or one of glm-5.3-flash, demo"),
-        (("nosuch",), "got no such path"),
-        (("glm-5.3-flsh",), "did you mean glm-5.3-flash?"),
-        ((RELEASED, "--device", "h20O"), "did you mean h200"),
-        ((RELEASED, "--device", ""), "the known ones are a100-80gb"),
-        ((RELEASED, "--context", "128q"), "--context: expected numbers from 1 to 1,048,576"),
-        ((RELEASED, "--context", "4k,,8k"), "--context"),
-        ((RELEASED, "--context", "2m"), "--context"),
-        ((RELEASED, "--context", "-1"), "--context"),
-        ((RELEASED, "--context", "2"), "expected room for 3 drafts"),
-        ((RELEASED, "--batch", "0"), "--batch"),
-        ((RELEASED, "--batch", "9999999999999"), "--batch"),
-        ((RELEASED, "--levers", "index_shar=off"), "did you mean index_share?"),
-        ((RELEASED, "--levers", "index_share"), "expected index_share=VALUE"),
-        ((RELEASED, "--levers", "index_share=on"), "'checkpoint' or 'off'"),
-        ((RELEASED, "--levers", "mtp_kv_exact=3"), "mtp_kv_exact"),
-        ((RELEASED, "--bandwidth", "4.3"), "a rate such as 4.3TB/s"),
-        ((RELEASED, "--bandwidth", "0TB/s"), "a rate such as 4.3TB/s"),
-        ((RELEASED, "--speedup"), "--acceptance or --measured"),
-        ((RELEASED, "--speedup", "--acceptance", "1.5", "--verify-us", "1"), "--acceptance: expected numbers"),
-        ((RELEASED, "--speedup", "--acceptance", "0.5", "--verify-us", "0"), "verify_us: expected times above 0"),
-        ((RELEASED, "--speedup", "--acceptance", "0.5", "--verify-us", "nan"), "--verify-us"),
-        ((RELEASED, "--acceptance", "0.5"), "belongs to --speedup"),
-        ((RELEASED, "--compare", "h200", "zz"), "device 'zz'"),
-        ((RELEASED, "--compare", "h200", "foo=3"), "no setting 'foo'"),
-        ((RELEASED, "--compare", "h200", "batch=1,4"), "one batch and one context a side"),
-        ((RELEASED, "--compare", "h200", "drafts=99"), "drafts: expected 1 to 16"),
-        ((RELEASED, "--compare", "h200", "backend=cuda"), "backend: expected triton or inductor or reference"),
-        ((RELEASED, "--speedup", "--compare", "h200", "b200"), "one of --speedup and --compare"),
-    ],
-    ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, tuple) else "",
-)
-def test_bad_input_is_one_line(arguments: tuple[object, ...], fault: str) -> None:
-    assert fault in error(*arguments)
-
-
-@pytest.mark.parametrize(
-    "text, found", [("4096", (4096,)), ("4k,128k", (4096, 131072)), (" 1K , 1m", (1024, 1 << 20)), ("3,1,3", (1, 3))]
-)
-def test_counts_are_read_with_and_without_suffix(text: str, found: tuple[int, ...]) -> None:
-    assert counts(text, "--context", high=1 << 20) == found
-
-
-@pytest.mark.parametrize("text", ["4.3TB/s", "4.3t", "4.3 TB/s", "4300GB/s", "4300 g"])
-def test_rates_are_read_in_either_unit(text: str) -> None:
-    assert rate(text) == pytest.approx(4.3e12)
 
 
 def test_performance_page_is_what_the_plan_says_now() -> None:
