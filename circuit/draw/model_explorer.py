@@ -28,10 +28,11 @@ def _node(drawing: Drawing, node: DrawnNode) -> dict[str, Any]:
         {
             "sourceNodeId": edge.source,
             "sourceNodeOutputId": str(edge.source_port),
-            "targetNodeInputId": str(max(edge.target_port, 0)),
+            "targetNodeInputId": str(edge.target_port),
         }
         for edge in drawing.edges
-        if edge.target == node.id
+        # the viewer drops edges that close a cycle, and others with them: what feeds the next run is an attribute
+        if edge.target == node.id and edge.target_port >= 0
     ]
     return {
         "id": node.id,
@@ -58,6 +59,9 @@ def _attributes(drawing: Drawing, node: DrawnNode) -> list[tuple[str, str]]:
     ]
     held += [("reads state", ", ".join(node.reads))] if node.reads else []
     held += [("writes state", ", ".join(node.writes))] if node.writes else []
+    names = {other.id: other.name for other in drawing.nodes}
+    fed = [names[edge.target] for edge in drawing.edges if edge.source == node.id and edge.target_port < 0]
+    held += [("feeds the next run's", ", ".join(fed))] if fed else []
     held += _planned(node.note).items()
     if node.status != "same":
         held.append(("status", node.status))

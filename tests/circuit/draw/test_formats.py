@@ -10,6 +10,7 @@ import pytest
 from circuit import Circuit, f32
 from circuit.draw import (
     Drawing,
+    Notes,
     Overlay,
     draw_circuit,
     to_dot,
@@ -17,7 +18,7 @@ from circuit.draw import (
     to_model_explorer,
     to_terminal,
 )
-from tests.support.drawings import hard_circuit
+from tests.support.drawings import diamond, hard_circuit
 from tests.support.toy_nodes import toy_circuit
 
 GOLDEN = Path(__file__).parent / "text"
@@ -101,6 +102,14 @@ def test_model_explorer_nests_blocks_and_joins_every_edge() -> None:
             held = {output["id"] for output in nodes[edge["sourceNodeId"]]["outputsMetadata"]}
             assert edge["sourceNodeOutputId"] in held
     assert {"key": "shape", "value": "f32[n, 8]"} in by_name["scaled"]["outputsMetadata"][0]["attrs"]
+
+
+def test_model_explorer_tells_what_is_fed_back_without_closing_a_cycle() -> None:
+    drawing = draw_circuit(diamond(), Notes(feedback=(("y", "x"),)))
+    (graph,) = json.loads(to_model_explorer(drawing))["graphs"]
+    told = {node["label"]: {attr["key"]: attr["value"] for attr in node["attrs"]} for node in graph["nodes"]}
+    assert told["y"]["feeds the next run's"] == "x"
+    assert next(node for node in graph["nodes"] if node["label"] == "x")["incomingEdges"] == []
 
 
 def test_model_explorer_carries_hard_names_and_overlays() -> None:
