@@ -33,6 +33,7 @@ from compiler.bisect import (
     states_by_version,
 )
 from compiler.compile import PASSES, Compiled, Request, compile_circuit, state_writes
+from compiler.compiled_part import CompiledPartRunner
 from compiler.cut_out import cut_out
 from compiler.derived_weights import DerivedWeight, DerivedWeights
 from compiler.devices import THIS_MACHINE, Device, Figure, device_names, load_device, measure_this_machine
@@ -52,7 +53,7 @@ from compiler.estimate import (
     split_launch,
     total_cost,
 )
-from compiler.near_ties import judge_near_tie, near_tie_bound
+from compiler.near_ties import judge_near_tie, near_tie_bound, scores_of
 from compiler.op_by_op import LOWERED_BACKENDS, load_lowerings, run_op_by_op
 from compiler.parity import Bound, EdgeDifference, bound_for, compare_edge, compare_edges, worst_edge
 from compiler.passes import (
@@ -79,7 +80,7 @@ from compiler.plan import (
 )
 from compiler.region import Region
 from compiler.registry import Numerics, lowered_nodes, lowering_of, region_rules
-from compiler.repro import Replay, Repro, ReproRecord, read_repro, replay, write_repro
+from compiler.repro import Replay, Repro, ReproRecord, check_repro_output, read_repro, replay, write_repro
 from compiler.target import Target, target_of
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "Bound",
     "CallPlan",
     "Compiled",
+    "CompiledPartRunner",
     "Culprit",
     "Cut",
     "DerivedWeight",
@@ -130,6 +132,7 @@ __all__ = [
     "bound_for",
     "chain",
     "check_output",
+    "check_repro_output",
     "compare_edge",
     "compare_edges",
     "compare_part",
@@ -167,6 +170,7 @@ __all__ = [
     "require_runnable",
     "roofline_of",
     "run_op_by_op",
+    "scores_of",
     "smallest_failing",
     "sources_digest",
     "split_launch",

@@ -37,8 +37,15 @@ class PartTensors:
 class PartRunner(Protocol):
     """Runs a part of a circuit by lowerings; the tensors handed in stay as they are."""
 
-    backend: str
-    is_compiled: bool
+    @property
+    def backend(self) -> str:
+        """Whose lowerings it runs."""
+        ...
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a compiler has seen them; else they run call by call."""
+        ...
 
     def run(self, part: Circuit, tensors: PartTensors, dims: Mapping[str, int]) -> dict[str, Tensor]:
         """Return outputs by name, and each state by the name of the last version that the part makes."""

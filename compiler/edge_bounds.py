@@ -20,12 +20,15 @@ NARROW_STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 class EdgeBounds:
     """The bounds of a circuit's edges on one backend; without a backend every edge has the bound of a whole forward.
 
-    `is_compiled`: a compiler orders the arithmetic of traced references, so they are not held to the same bits.
+    `whole`: the bound of a whole forward, the dtype's own where none is given. `is_compiled`: a compiler orders the
+    arithmetic of traced references, so they are not held to the same bits.
     """
 
-    def __init__(self, *, backend: str | None, dtype: torch.dtype, is_compiled: bool = False) -> None:
+    def __init__(
+        self, *, backend: str | None, dtype: torch.dtype, is_compiled: bool = False, whole: Bound | None = None
+    ) -> None:
         self._backend = backend
-        self._whole = bound_for(dtype)
+        self._whole = whole or bound_for(dtype)
         self._is_compiled = is_compiled
 
     def of(self, value: Value, *, is_exact: Callable[[Value], bool]) -> Bound:

@@ -1,7 +1,8 @@
 """Near-ties: a choice of tokens, experts or pools that two executions make differently, since it hangs on a rounding.
 
 The margin is how far apart the oracle itself ranks what only it chose and what only the other side chose. In a narrow
-dtype a margin of at most two of its steps is within what the scores' own roundings move; in float32 nothing is.
+dtype a margin of at most two of its steps is within what the scores' own roundings move; in float32 nothing is. Where
+both sides have the same scores there was no rounding to hang on, and another choice is a fault.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from circuit import Call, Circuit
+from circuit import Call, Circuit, Value
 from compiler.parity import EdgeDifference
 from nodes import Argmax, ExtendSelection, SelectTopk, TopkRouter
 
@@ -27,11 +28,14 @@ def judge_near_tie(
     theirs: Tensor,
     oracle: Mapping[str, Tensor],
     dtype: torch.dtype,
+    has_same_scores: bool,
+    oracle_breaks_ties: bool = False,
 ) -> EdgeDifference:
     """Return a discrete edge's difference with the oracle's margin, accepted where every row of it is a near-tie.
 
     `theirs` is the oracle's choice, `oracle` its edges and weights by name; one that lacks the scores gives no margin.
-    `dtype` is that in which the scores were made, the model's. Other edges, and equal ones, come back as they are.
+    `dtype` is that in which the scores were made, the model's. `oracle_breaks_ties`: it chose among equals as it liked,
+    so that a margin of 0 says nothing. Other edges, and equal ones, come back as they are.
     """
     call = circuit.value(difference.edge).call
     if not difference.num_different or ours.is_floating_point() or call is None or ours.shape[:1] != theirs.shape[:1]:
@@ -44,17 +48,32 @@ def judge_near_tie(
     margins = [margin for margin in found if margin is not None]
     if not margins or len(margins) < len(found):
         return difference
-    is_near = all(margin <= near_tie_bound(scale, dtype) for margin, scale in margins)
     worst, scale = max(margins)
     bound = near_tie_bound(scale, dtype)
-    reason = f"the oracle's margin is {worst:.3g}, near-ties are accepted up to {bound:.3g}"
+    if oracle_breaks_ties and worst == 0:
+        is_near, reason = True, "an exact tie, which the recorded oracle broke as it liked"
+    elif has_same_scores:
+        is_near, reason = False, f"the oracle's margin is {worst:.3g}, and both sides had the same scores"
+    elif not bound:
+        is_near, reason = False, f"the oracle's margin is {worst:.3g}; in this dtype ids must be equal"
+    else:
+        is_near = all(margin <= near_tie_bound(scale, dtype) for margin, scale in margins)
+        reason = f"the oracle's margin is {worst:.3g}, near-ties are accepted up to {bound:.3g}"
     return replace(
         difference,
         margin=worst,
         is_near_tie=is_near,
         is_within_bound=difference.is_within_bound or is_near,
-        reason=reason if bound else f"the oracle's margin is {worst:.3g}; in this dtype no difference is accepted",
+        reason=reason,
     )
+
+
+def scores_of(call: Call) -> Value | None:
+    """Return what a call chooses by: logits, pool scores or router logits; None for a call that chooses nothing."""
+    if isinstance(call.node, ExtendSelection):
+        maker = call.args[0].call
+        return None if maker is None else scores_of(maker)
+    return call.args[0] if isinstance(call.node, Argmax | SelectTopk | TopkRouter) else None
 
 
 def near_tie_bound(scale: float, dtype: torch.dtype) -> float:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from circuit import DTYPES, Circuit, CircuitError, Value, dtype_name, load_document, save_document, to_text
-from compiler.artifact_folder import replacing
+from compiler.artifact_folder import check_output, replacing
 from compiler.bisect import FAULTS, Culprit, PartRunner, PartTensors, ReferenceRun, compare_part, reference_run
 from compiler.cut_out import cut_out
 from compiler.edge_bounds import EdgeBounds
@@ -84,6 +84,11 @@ class Replay:
 def is_repro_folder(folder: Path) -> bool:
     """Whether the folder is a repro by its names: a record, and nothing that a bisection does not write."""
     return (folder / RECORD).is_file() and {entry.name for entry in folder.iterdir()} <= FILES
+
+
+def check_repro_output(folder: Path) -> None:
+    """Raise CircuitError unless `folder` is free, empty, or a repro that may be replaced."""
+    check_output(folder, what="a repro", is_one=is_repro_folder)
 
 
 def write_repro(

@@ -15,6 +15,7 @@ import typer
 
 from drafts.commands.draw_entry import draw, trace
 from drafts.commands.folders import cache_folder as _cache_folder
+from drafts.commands.parity_entry import bisect, parity
 from drafts.commands.plan_entry import plan
 from drafts.commands.screen import Screen
 
@@ -26,6 +27,8 @@ DEFAULT_NUM_DRAFTS = 3
 MAX_NUM_DRAFTS = 16
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command()(parity)
+app.command()(bisect)
 app.command()(plan)
 app.command()(draw)
 app.command()(trace)
@@ -241,37 +244,6 @@ def run(
         checkpoint=checkpoint,
     )
     body(model, options, screen=screen)
-
-
-@app.command()
-def parity(
-    model: CheckpointOrArtifact,
-    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead of the built-in ones.")] = None,
-    drafts: MaybeDrafts = None,
-    dtype: MaybeDtype = None,
-    backend: MaybeBackend = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Compare the eager drafter and the circuit, edge by edge.
-
-    Both draft after real prompts; exits with 1 when an edge is out of bound or an id differs. Compiled programs show
-    ids and cache rows, no edges in between.
-    """
-    screen = Screen(as_json=as_json)
-    with screen.step("loading torch and transformers"):
-        from drafts.commands.artifacts import BackendChoice
-        from drafts.commands.parity import parity as body
-    is_ok = body(
-        model,
-        screen,
-        prompt=prompt,
-        num_drafts=drafts,
-        dtype_name=None if dtype is None else dtype.value,
-        backend=BackendChoice(None if backend is None else backend.value, _cache_folder()),
-    )
-    if not is_ok:
-        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command(name="compile")

@@ -1,111 +1,138 @@
-"""`circuit parity`: the eager drafter and the circuit side by side over real prompts, edge by edge."""
+"""`circuit parity`: two executions of a drafter side by side, every common edge of every step."""
 
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
+from circuit import CircuitError, LoweringError
 from compiler import EdgeDifference, worst_edge
-from drafts.commands.artifacts import BackendChoice, cached_artifact, num_drafts_of, open_session
-from drafts.commands.prompts import demo_prompts
-from drafts.commands.screen import Screen, plural
-from drafts.commands.session import DTYPE_NAMES, Session
-from drafts.load_compiled import Artifact
-from drafts.parity import ParityReport, Prompt, compare_eager_with_circuit
-from drafts.program_parity import compare_eager_with_programs
-from drafts.proposer import DraftProposer
+from drafts.commands.artifacts import BackendChoice
+from drafts.commands.parity_subject import Play, Wish, open_plays
+from drafts.commands.parity_view import print_report, write_page
+from drafts.commands.screen import Screen
+from drafts.commands.session import DTYPE_NAMES
+from drafts.commands.subject import kind_of
+from drafts.executions import CircuitExecution, EagerExecution, Execution, ProgramExecution
+from drafts.golden_vectors import CASES, GoldenExecution
+from drafts.side_by_side import Report, SideBySide, merge
 
-# each prompt is cut at this many neighbouring lengths, so that every place within a pool of 4 is drafted from
-CUTS = 4
-NUM_PROMPTS = 3
-SHOWN_EDGES = 8
+EXECUTIONS = ("golden", "eager", "reference", "lowered", "inductor")
 
 
-def parity(
-    folder: Path,
-    screen: Screen,
-    *,
-    prompt: str | None,
-    num_drafts: int | None,
-    dtype_name: str | None,
-    backend: BackendChoice,
-) -> bool:
-    """Compare every edge of every draft, print the widest differences, and return whether all are within bound.
+@dataclass(frozen=True, slots=True)
+class ParityOptions:
+    """What a report is made of; None leaves a choice to the subject, see docs/parity.md."""
 
-    Compiled programs, of an artifact or with the inductor backend, show ids and cache rows; interpreted, every edge.
+    a: str | None
+    b: str | None
+    prompt: str | None
+    vectors: Path | None
+    num_drafts: int | None
+    is_teacher_forced: bool | None
+    dtype_name: str | None
+    backend: BackendChoice
+    html: Path | None
+
+
+def parity(subject: Path, options: ParityOptions, screen: Screen) -> bool:
+    """Compare, print the edges in the order of the forward, and return whether all are within bound.
+
+    Raises LoweringError for an execution that is not built, ValueError or CircuitError for options that do not fit.
     """
-    if prompt == "":
-        raise ValueError("--prompt: expected some text, got none; give the text to draft after")
-    session, artifact = open_session(folder, screen, dtype_name=dtype_name, checkpoint=None)
-    num_drafts = num_drafts_of(num_drafts, artifact)
-    texts = [one.text for one in demo_prompts(NUM_PROMPTS)] if prompt is None else [prompt]
-    prompts = [cut for text in texts for cut in _cuts(session, text, num_drafts=num_drafts)]
-    longest = max(len(cut.tokens) for cut in prompts)
-    if backend.backend == "reference":
-        artifact = None
-    elif backend.backend == "inductor" and artifact is None:
-        artifact = cached_artifact(session, screen, backend, num_tokens=longest, num_drafts=num_drafts)
-    compare = _comparison(session, artifact, longest=longest, num_drafts=num_drafts)
+    a, b = _pair(subject, options)
+    wish = Wish(
+        prompt=options.prompt,
+        vectors=options.vectors,
+        num_drafts=options.num_drafts,
+        dtype_name=options.dtype_name,
+        backend=BackendChoice("inductor", options.backend.cache),
+        needs_programs="inductor" in (a, b),
+    )
+    plays = open_plays(subject, wish, screen)
+    is_forced = options.is_teacher_forced
+    if is_forced is None:
+        # what was recorded of one step is no word about a step that was fed otherwise
+        is_forced = a == "golden" and b != "inductor"
     reports = []
-    with screen.bar("drafting with both", len(prompts)) as advance:
-        for cut in prompts:
-            reports.append(compare(cut))
-            advance(1)
-    edges = _widest([edge for report in reports for edge in report.edges])
-    is_ok = all(report.ok for report in reports)
-    worst = worst_edge(edges)
-    path = "circuit" if artifact is None else f"circuit:{artifact.manifest.backend}"
-    _print(screen, reports, edges, title=f"{folder}  eager against {path}, {DTYPE_NAMES[session.config.dtype]}")
-    screen.emit(
-        {
-            "ok": is_ok,
-            "path": path,
-            "ids_equal": all(report.ids_equal for report in reports),
-            "worst_edge": None if worst is None else _edge_record(worst),
-            "edges": [_edge_record(edge) for edge in edges],
-            "bound": asdict(reports[0].bound),
-            "prompts": len(prompts),
-            "drafts": sum(report.num_steps for report in reports),
-            "drafts_compared": sum(report.num_steps_compared for report in reports),
-        }
-    )
-    return is_ok
+    with screen.bar(f"drafting by {a} and {b}", sum(len(play.scripts) for play in plays)) as advance:
+        for play in plays:
+            pair = SideBySide(play.binding, _execution(a, play), _execution(b, play), is_teacher_forced=is_forced)
+            reports.append(pair.play(play.scripts, on_script=lambda: advance(1)))
+    report = merge(reports)
+    dtypes = " and ".join(dict.fromkeys(DTYPE_NAMES[play.binding.config.dtype] for play in plays))
+    title = f"{subject}  {a} against {b}, {dtypes}, {'teacher-forced' if is_forced else 'free-running'}"
+    print_report(screen, report, title=title)
+    if options.html is not None:
+        write_page(options.html, report, title=title)
+        screen.note(f"wrote {options.html}")
+    screen.emit(_record(report))
+    return report.ok
 
 
-def _comparison(
-    session: Session, artifact: Artifact | None, *, longest: int, num_drafts: int
-) -> Callable[[Prompt], ParityReport]:
-    """Return what compares one prompt: edge by edge with the interpreter, or by ids and cache with programs."""
-    proposer = DraftProposer(
-        session.config,
-        session.weights,
-        session.decisions,
-        max_seq_len=longest,
-        max_num_drafts=num_drafts if artifact is None else artifact.recorded.max_num_drafts,
-    )
-    if artifact is None:
-        return lambda prompt: compare_eager_with_circuit(proposer, [prompt], num_drafts=num_drafts)
-    programs = artifact.runner(proposer, checkpoint=session.folder)
-    return lambda prompt: compare_eager_with_programs(proposer, programs, [prompt], num_drafts=num_drafts)
+def _pair(subject: Path, options: ParityOptions) -> tuple[str, str]:
+    """The two executions, the oracle first."""
+    has_vectors = options.vectors is not None or (subject / CASES).is_file()
+    for name, option in ((options.a, "--a"), (options.b, "--b")):
+        if name is not None and name not in EXECUTIONS:
+            raise LoweringError(f"{option} {name}: not built yet; choose one of {', '.join(EXECUTIONS)}")
+    if options.b is not None and options.backend.backend is not None:
+        raise ValueError("--backend: it is short for --b, and --b is given; leave one of them out")
+    a = options.a or ("golden" if has_vectors and options.b != "golden" else "eager")
+    is_artifact = not has_vectors and kind_of(subject) == "artifact"
+    b = options.b or options.backend.backend or ("inductor" if is_artifact else "reference")
+    if b == "golden":
+        a, b = b, a
+    if a == b:
+        raise ValueError(f"--a and --b: expected two executions, got {a} twice; name another one")
+    if a == "golden" and not has_vectors:
+        raise ValueError("--a golden: expected --vectors DIR with golden cases, got none; name their folder")
+    if "inductor" in (a, b) and options.is_teacher_forced:
+        raise ValueError("--teacher-forced: a compiled chain feeds itself; compare lowered, or use --free-running")
+    return a, b
 
 
-def _cuts(session: Session, text: str, *, num_drafts: int) -> list[Prompt]:
-    """Return the prompt with its last 0, 1, 2, ... tokens cut, each with the target's hiddens."""
-    tokens = session.encode(text, max_new_tokens=num_drafts)
-    if len(tokens) < 2:
-        raise ValueError(
-            f"--prompt: expected at least 2 tokens, got {len(tokens)}; a draft needs the hidden before one"
-        )
-    hiddens = session.target.open_sequence().prefill(tokens).hidden_rows(session.decisions.supplied_hidden)
-    lengths = range(max(2, len(tokens) - CUTS + 1), len(tokens) + 1)
-    return [Prompt(tokens[:length], hiddens[:length]) for length in lengths]
+def _execution(name: str, play: Play) -> Execution:
+    match name:
+        case "golden":
+            assert play.golden is not None, "golden asks for vectors"
+            return GoldenExecution([play.golden])
+        case "eager":
+            return EagerExecution(play.binding)
+        case "reference":
+            return CircuitExecution(play.binding)
+        case "lowered":
+            return CircuitExecution(play.binding, backend="inductor")
+    if play.programs is None:
+        raise CircuitError("inductor: expected compiled programs, got none; circuit compile the checkpoint first")
+    return ProgramExecution(play.binding, play.programs)
+
+
+def _record(report: Report) -> dict[str, Any]:
+    widest = _widest(report.edges)
+    worst = worst_edge(widest)
+    is_usual = report.a == "eager" and report.b == "reference"
+    return {
+        "ok": report.ok,
+        "a": report.a,
+        "b": report.b,
+        "teacher_forced": report.is_teacher_forced,
+        "path": "circuit" if is_usual else "circuit:inductor" if report.b == "inductor" else report.b,
+        "ids_equal": report.ids_equal,
+        "first_missed": None if report.first_missed is None else _edge_record(report.first_missed),
+        "worst_edge": None if worst is None else _edge_record(worst),
+        "edges": [_edge_record(edge) for edge in widest],
+        "steps": [_edge_record(edge) for edge in report.edges],
+        "near_ties": [_edge_record(edge) for edge in report.near_ties],
+        "edges_behind_near_ties": report.num_edges_skipped,
+        "bound": {"relative_l2": report.bound.relative_l2, "reason": report.bound.reason},
+        "prompts": report.num_scripts,
+        "drafts": report.num_steps,
+        "drafts_compared": report.num_steps_compared,
+    }
 
 
 def _widest(edges: list[EdgeDifference]) -> list[EdgeDifference]:
-    """Return one difference per edge name, the widest over steps and prompts, in the order of the forward."""
+    """Return one difference per edge name, the widest over steps, in the order of the forward."""
     widest: dict[str, EdgeDifference] = {}
     for edge in edges:
         held = widest.get(edge.edge)
@@ -117,37 +144,3 @@ def _widest(edges: list[EdgeDifference]) -> list[EdgeDifference]:
 def _edge_record(edge: EdgeDifference) -> dict[str, Any]:
     fields = asdict(edge)
     return {"name": fields.pop("edge"), **fields}
-
-
-def _print(screen: Screen, reports: list[ParityReport], edges: list[EdgeDifference], *, title: str) -> None:
-    bound = reports[0].bound
-    num_drafts = sum(report.num_steps for report in reports)
-    num_compared = sum(report.num_steps_compared for report in reports)
-    screen.out.print(Text(f"{title}\n", style="bold"), soft_wrap=True)
-    missed = [edge for edge in edges if not edge.is_within_bound]
-    ranked = missed or sorted(edges, key=lambda edge: edge.relative_l2, reverse=True)[:SHOWN_EDGES]
-    num_equal = sum(edge.is_bitwise_equal for edge in edges)
-    if num_equal < len(edges):
-        screen.out.print(_edge_table(ranked))
-        screen.out.print()
-    screen.out.print(
-        f"  {plural(num_drafts, 'draft')} after {plural(len(reports), 'prompt')}, {num_compared} of them compared\n"
-        f"  {plural(len(edges), 'edge')}, {'all' if num_equal == len(edges) else num_equal} bitwise equal\n"
-        f"  bound {bound.relative_l2:g} relative: {bound.reason}\n"
-    )
-    ids_equal = all(report.ids_equal for report in reports)
-    is_ok = all(report.ok for report in reports)
-    screen.out.print(Text(f"drafted ids equal: {'yes' if ids_equal else 'no'}"))
-    screen.out.print(Text("ok" if is_ok else "missed", style="bold green" if is_ok else "bold red"))
-
-
-def _edge_table(edges: list[EdgeDifference]) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("edge", no_wrap=True)
-    for name in ("draft", "relative", "largest", "at"):
-        table.add_column(name, justify="right")
-    for edge in edges:
-        style = "" if edge.is_within_bound else "red"
-        at = "bitwise equal" if edge.is_bitwise_equal else str(list(edge.worst_index))
-        table.add_row(edge.edge, str(edge.step + 1), f"{edge.relative_l2:.1e}", f"{edge.max_abs:.1e}", at, style=style)
-    return table
