@@ -61,8 +61,8 @@ def prompt_script(label: str, tokens: Sequence[int], hiddens: Tensor, *, num_dra
         raise ValueError(f"prompt_script: expected 2 tokens or more, got {len(tokens)}; a draft needs a row before it")
     last = len(tokens) - 2
     ids = torch.tensor(tokens, device=hiddens.device)
-    feed = Feed("prompt", ids[1 : last + 1], hiddens[:last], 0)
-    propose = Propose("draft", int(tokens[-1]), hiddens[last], last, num_drafts)
+    feed = Feed("prefill", ids[1 : last + 1], hiddens[:last], 0)
+    propose = Propose("chain", int(tokens[-1]), hiddens[last], last, num_drafts)
     return Script(label, (*([feed] if last else []), propose), max_rows=len(tokens) + num_drafts)
 
 

@@ -55,13 +55,13 @@ def _parity(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:
         for spelled in (edge["name"], f"{edge['name']}.{edge['step'] + 1}"):
             if spelled in drawn:
                 errors[str(spelled)] = value
-    bound = record["bound"]
+    bound, oracle = record["bound"], record.get("a", "eager")
     num_missed = sum(not edge["is_within_bound"] for edge in record["edges"])
     return (
         Overlay(
             name="parity error",
             unit="",
-            about=f"relative L2 per edge, eager against {record['path']}, measured; bound {bound['relative_l2']:g}",
+            about=f"relative L2 per edge, {oracle} against {record['path']}, measured; bound {bound['relative_l2']:g}",
             scale="log",
             edges=tuple(errors.items()),
             details=(("file", name), ("bound", str(bound["reason"])), ("out of bound", str(num_missed))),

@@ -162,6 +162,6 @@ def _cuts(session: Session, text: str, label: str, *, num_drafts: int) -> list[S
         )
     hiddens = session.target.open_sequence().prefill(tokens).hidden_rows(session.decisions.supplied_hidden)
     return [
-        prompt_script(f"{label}, {length} tokens:", tokens[:length], hiddens[:length], num_drafts=num_drafts)
+        prompt_script(f"{label} ({length} tokens)", tokens[:length], hiddens[:length], num_drafts=num_drafts)
         for length in range(max(2, len(tokens) - CUTS + 1), len(tokens) + 1)
     ]
