@@ -6,7 +6,7 @@ fails is halved until none of its parts fails alone: one call for most faults, s
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -88,11 +88,15 @@ class ReferenceRun:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The smallest set of calls that fails, by index: the first edge of it out of bound, or how it raised."""
+    """The smallest set of calls that fails, by index: the first edge of it out of bound, or how it raised.
+
+    actual: what the lowerings gave, by value name; nothing where they raised.
+    """
 
     calls: tuple[int, ...]
     difference: EdgeDifference | None
     error: str = ""
+    actual: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def reference_run(
@@ -124,8 +128,14 @@ def find_culprit(run: ReferenceRun, runner: PartRunner, *, dtype: torch.dtype) -
     if not suspects:
         return None
 
+    tried: dict[tuple[int, ...], Culprit | None] = {}
+
     def failure(calls: Sequence[int]) -> Culprit | None:
-        return _failure(run, runner, tuple(sorted(calls)), dtype=dtype)
+        key = tuple(sorted(calls))
+        if key not in tried:
+            # a compiled set takes many seconds
+            tried[key] = _failure(run, runner, key, dtype=dtype)
+        return tried[key]
 
     if failure(suspects) is not None:
         smallest = smallest_failing(suspects, lambda calls: failure(calls) is not None)
@@ -203,7 +213,7 @@ def _failure(run: ReferenceRun, runner: PartRunner, calls: tuple[int, ...], *, d
     bounds = EdgeBounds(backend=runner.backend, dtype=dtype, is_compiled=runner.is_compiled)
     differences = compare_part(part, expected, actual, bounds=bounds)
     missed = next((difference for difference in differences if not difference.is_within_bound), None)
-    return None if missed is None else Culprit(calls, replace(missed, where=run.circuit.name))
+    return None if missed is None else Culprit(calls, replace(missed, where=run.circuit.name), actual=actual)
 
 
 def _owned(value: Value, tensor: Tensor) -> Tensor:

@@ -107,10 +107,6 @@ def write_repro(
     }
     shown = {value.name for value in shown_values(part)}
     expected = {value.name: tensor for value, tensor in run.values.items() if value.name in shown}
-    try:
-        actual = runner.run(part, tensors, run.dims)
-    except FAULTS:
-        actual = {}
     missed = culprit.difference
     record = ReproRecord(
         backend=runner.backend,
@@ -130,7 +126,7 @@ def write_repro(
         save_document(part, fresh / CIRCUIT)
         if len(part.calls) == len(regions) == 1:
             save_document(regions[0].circuit, fresh / REGION)
-        for name, held in ((INPUTS, named), (EXPECTED, expected), (ACTUAL, actual)):
+        for name, held in ((INPUTS, named), (EXPECTED, expected), (ACTUAL, culprit.actual)):
             save_file({key: tensor.contiguous().clone() for key, tensor in held.items()}, fresh / name)
         (fresh / README).write_text(_readme(record, part), encoding="utf-8")
         (fresh / RECORD).write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
