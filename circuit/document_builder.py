@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import networkx as nx
 from pydantic import ValidationError
 
 from circuit.document_model import SINGLE_RESULT, CircuitDocument, NodeDocument, document_fault
@@ -133,6 +132,8 @@ class _Wiring:
         raise self._too_early(name, path=path, index=index)
 
     def _too_early(self, name: str, *, path: Path, index: int) -> DocumentError:
+        import networkx as nx  # noqa: PLC0415 - slow to import, and only a fault needs it
+
         graph: nx.DiGraph = nx.DiGraph()
         for user, node in enumerate(self._document.nodes):
             graph.add_edges_from((self._makers[used], user) for used in node.inputs.values() if used in self._makers)
