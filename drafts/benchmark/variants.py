@@ -94,7 +94,7 @@ def compiled_circuit(prepared: Prepared, folder: Path, *, num_threads: int) -> R
         build_driver(folder)
         build_package(circuit, {**dims, **OPEN_SIZES}, path, num_threads=num_threads)
     program = PackagedProgram(circuit, dims, path, feedback=feedback)
-    runner = CompiledRunner(prepared.binding, {prepared.key: program}, backend="inductor")
+    runner = CompiledRunner(prepared.binding, {prepared.key: program}, backend="inductor", inexact={prepared.key})
     cache = _copied(prepared.cache)
     return lambda: runner.draft(prepared.rows, cache, num_drafts=prepared.num_drafts).ids
 
