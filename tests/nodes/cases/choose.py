@@ -22,5 +22,7 @@ CASE = NodeCase(
         "chosen no_float": "other",
         "chosen last_dim": "other",
         "chosen first_dim": "condition",
+        "chosen more_dims": "condition",
+        "chosen fewer_dims": "condition",
     },
 )
