@@ -81,7 +81,7 @@ def test_parity_of_an_artifact_compares_ids_and_cache(home: Path) -> None:
     assert outcome.code == 0
     record = outcome.record
     assert record["ids_equal"] is True
-    assert {edge["name"] for edge in record["edges"]} == {"latent", "pool_keys", "idx_k", "idx_gate"}
+    assert {edge["name"] for edge in record["edges"]} == {"draft", "next_latent_cache", "next_index_keys", "next_tail"}
     assert record["worst_edge"]["relative_l2"] <= BOUND
     assert "circuit:inductor" in circuit("parity", home / "artifact", "--prompt", PROMPT).out
 
