@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,23 @@ def test_file_is_short_and_named_by_its_meaning(path: Path) -> None:
     assert path.stem not in VAGUE_STEMS
     num_lines = len(path.read_text().splitlines())
     assert num_lines <= MAX_LINES, f"{num_lines} lines; split it by meaning"
+
+
+def test_every_file_of_a_package_is_installed_with_it() -> None:
+    """What is no module is left out of a wheel unless it is named as package data; the C++ driver is such a file."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns: dict[str, list[str]] = document["tool"]["setuptools"]["package-data"]
+    left_out, held = [], 0
+    for package in LAYERS:
+        for path in (ROOT / package).rglob("*"):
+            if path.is_dir() or path.suffix in (".py", ".pyc"):
+                continue
+            held += 1
+            named = [*patterns["*"], *patterns.get(".".join(path.relative_to(ROOT).parent.parts), [])]
+            if not any(path.match(pattern) for pattern in named):
+                left_out.append(place(path))
+    assert held > len(LAYERS)
+    assert left_out == []
 
 
 def test_tests_hold_no_package() -> None:
