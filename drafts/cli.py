@@ -15,6 +15,7 @@ import typer
 
 from drafts.commands.draw_entry import draw, trace
 from drafts.commands.folders import cache_folder as _cache_folder
+from drafts.commands.options import Backend, Precision
 from drafts.commands.parity_entry import bisect, parity
 from drafts.commands.plan_entry import plan
 from drafts.commands.screen import Screen
@@ -32,20 +33,6 @@ app.command()(bisect)
 app.command()(plan)
 app.command()(draw)
 app.command()(trace)
-
-
-class Precision(StrEnum):
-    """Floating point types a checkpoint can be run in."""
-
-    F32 = "f32"
-    BF16 = "bf16"
-
-
-class Backend(StrEnum):
-    """What can run a circuit: the interpreter over the nodes' references, or compiled programs."""
-
-    REFERENCE = "reference"
-    INDUCTOR = "inductor"
 
 
 class CompilerBackend(StrEnum):

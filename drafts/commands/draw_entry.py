@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from drafts.commands.folders import cache_folder
+from drafts.commands.options import Backend
 from drafts.commands.screen import Screen
 
 
@@ -83,20 +84,13 @@ def draw(
     body(x, output, options, screen)
 
 
-class TraceBackend(StrEnum):
-    """What runs the chain that is timed."""
-
-    REFERENCE = "reference"
-    INDUCTOR = "inductor"
-
-
 def trace(
     x: Annotated[Path, typer.Argument(metavar="CHECKPOINT|DIR", help="A checkpoint folder, or an artifact.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The timeline to write, a .json.")],
     prompt: Annotated[str | None, typer.Option(help="The text to draft after; else a built-in one.")] = None,
     drafts: Annotated[int | None, typer.Option(min=1, max=16, metavar="K", help="Drafts; 3, or as compiled.")] = None,
     runs: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Chains to time.")] = 3,
-    backend: Annotated[TraceBackend | None, typer.Option(help="What runs it: call by call, or compiled.")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="What runs it: call by call, or compiled.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
     ] = False,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from drafts.commands.folders import cache_folder
+from drafts.commands.options import Backend, Precision
 from drafts.commands.screen import Screen
 
 EXIT_MISSED = 1
@@ -23,25 +24,11 @@ class ExecutionOption(StrEnum):
     TRITON = "triton"
 
 
-class BackendOption(StrEnum):
-    """What runs the circuit beside the eager head."""
-
-    REFERENCE = "reference"
-    INDUCTOR = "inductor"
-
-
 class BisectBackend(StrEnum):
     """Whose lowerings are searched; `triton` is planned, not built, and refused by name."""
 
     INDUCTOR = "inductor"
     TRITON = "triton"
-
-
-class PrecisionOption(StrEnum):
-    """Floating point types a checkpoint can be run in."""
-
-    F32 = "f32"
-    BF16 = "bf16"
 
 
 Subject = Annotated[
@@ -55,9 +42,7 @@ Vectors = Annotated[
 Drafts = Annotated[
     int | None, typer.Option(min=1, max=16, metavar="K", help="Tokens to draft per round; 3, or as compiled.")
 ]
-Dtype = Annotated[
-    PrecisionOption | None, typer.Option(help="What weights and activations are held in; f32, or as compiled.")
-]
+Dtype = Annotated[Precision | None, typer.Option(help="What weights and activations are held in; f32, or as compiled.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")]
 
@@ -76,7 +61,7 @@ def parity(
         typer.Option("--teacher-forced/--free-running", help="Feed both sides one side's drafts; golden vectors do."),
     ] = None,
     dtype: Dtype = None,
-    backend: Annotated[BackendOption | None, typer.Option(help="Short for --b; see docs/compiling.md.")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="Short for --b; see docs/compiling.md.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the whole report as a page.")] = None,
     as_json: Json = False,
     debug: Debug = False,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from drafts.commands.folders import cache_folder
+from drafts.commands.options import Precision
 from drafts.commands.screen import Screen
 
 DEFAULT_DEVICE = "h200"
@@ -20,13 +21,6 @@ class PlanBackendName(StrEnum):
     TRITON = "triton"
     INDUCTOR = "inductor"
     REFERENCE = "reference"
-
-
-class PlanDtype(StrEnum):
-    """What weights and caches would be held in."""
-
-    F32 = "f32"
-    BF16 = "bf16"
 
 
 def plan(
@@ -48,7 +42,7 @@ def plan(
         int | None, typer.Option(min=1, max=16, metavar="K", help="Tokens to draft per round; 3 by default.")
     ] = None,
     backend: Annotated[PlanBackendName | None, typer.Option(help="What would run it; by the device.")] = None,
-    dtype: Annotated[PlanDtype | None, typer.Option(help="What weights are held in; as the config says.")] = None,
+    dtype: Annotated[Precision | None, typer.Option(help="What weights are held in; as the config says.")] = None,
     levers: Annotated[
         str | None, typer.Option(metavar="NAME=VALUE,...", help="Switches of the drafter: index_share=off.")
     ] = None,
