@@ -29,8 +29,9 @@ def product_form(
 ) -> ProductForm:
     """Return the faster form. `multiplies_bf16`: whether the CPU has products of bf16; None asks this one.
 
-    Without them multiply_sum wins at every size and up to 8 rows, 1.2 to 3.6 times (2 vCPU Xeon 2.0 GHz, AVX512). With
-    them the library's product of a large bf16 weight wins from 2 rows on (2 vCPU Zen 5, AVX512-BF16).
+    Without them multiply_sum wins in bf16 at every size and up to 8 rows, 1.2 to 3.6 times; in float32 neither wins
+    throughout (2 vCPU Xeon 2.0 GHz, AVX512). With them the library's product of a large bf16 weight wins from 2 rows:
+    that is from a study on a CPU with AVX512-BF16, not measured here again.
     """
     if num_rows > MAX_UNROLLED_ROWS:
         return "matmul"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from circuit import BindingError, Circuit, StateType, TensorType, Value
 from compiler.inductor.driver import DRIVER, Driver
-from compiler.passes import IS_FIRST, Feedback
+from compiler.passes import FED, IS_FIRST, Feedback
 
 
 def argument_order(circuit: Circuit) -> tuple[Value, ...]:
@@ -168,7 +168,7 @@ def _port(value: Value, dims: Mapping[str, int]) -> _Port:
     sizes = tuple(int(dim) if dim.is_Integer else None for dim in bound.shape)
     kind: Literal["given", "made", "state", "weight"]
     if value.kind == "input":
-        kind = "made" if value.name == IS_FIRST or value.name.endswith(".fed") else "given"
+        kind = "made" if value.name == IS_FIRST or value.name.endswith(FED) else "given"
     else:
         kind = "state" if value.kind == "state" else "weight"
     return _Port(value, kind, declared.dtype, sizes)

@@ -4,12 +4,13 @@ from compiler.passes.bind_dims import bind_dims
 from compiler.passes.chain import chain
 from compiler.passes.dead_code import remove_dead_code
 from compiler.passes.feedback import Feedback
-from compiler.passes.loop import IS_FIRST, loop_step
+from compiler.passes.loop import FED, IS_FIRST, loop_step
 from compiler.passes.plan_memory import MemoryPlan, plan_memory
 from compiler.passes.record import PassRecord, RuleRecord
 from compiler.passes.specialise import Use, context, specialise, step
 
 __all__ = [
+    "FED",
     "IS_FIRST",
     "Feedback",
     "MemoryPlan",

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
-from circuit import BindingError, Circuit, TensorType, Value
+from circuit import Circuit, TensorType, Value
 from compiler.passes.dead_code import remove_dead_code
-from compiler.passes.feedback import Feedback
+from compiler.passes.feedback import Feedback, feedback_target
 from nodes import Choose
 
 IS_FIRST = "is_first"
+FED = ".fed"  # ends the name of an input that no caller gives: what a later draft is fed in place of a computed value
 
 
 def loop_step(circuit: Circuit, *, feedback: Sequence[Feedback]) -> tuple[Circuit, tuple[Feedback, ...]]:
@@ -34,14 +35,15 @@ def loop_step(circuit: Circuit, *, feedback: Sequence[Feedback]) -> tuple[Circui
         copied[value] = looped.weight(name, _tensor(value))
     for name, value in circuit.states.items():
         copied[value] = looped.state(name, value.type)  # type: ignore[arg-type]
-    edges, fed = [], {}
+    edges: list[Feedback] = []
+    fed: dict[Value, Value] = {}
     for edge in feedback:
-        target = _target(circuit, edge)
+        target = feedback_target(circuit, edge)
         if target.kind == "input":
             edges.append(edge)
         else:
-            edges.append(Feedback(edge.source, f"{edge.target}.fed"))
-            fed[target] = looped.input(f"{edge.target}.fed", _tensor(target))
+            edges.append(Feedback(edge.source, f"{edge.target}{FED}"))
+            fed[target] = looped.input(f"{edge.target}{FED}", _tensor(target))
     is_first = looped.input(IS_FIRST, TensorType.of(torch.bool, _rows(circuit))) if fed else None
     for call in circuit.calls:
         results = looped.copy_call(call, *(copied[arg] for arg in call.args))
@@ -56,18 +58,6 @@ def loop_step(circuit: Circuit, *, feedback: Sequence[Feedback]) -> tuple[Circui
     for name, value in circuit.state_outputs.items():
         looped.state_output(name, copied[value])
     return remove_dead_code(looped), tuple(edges)
-
-
-def _target(circuit: Circuit, edge: Feedback) -> Value:
-    if edge.source not in circuit.outputs:
-        raise BindingError(
-            f"feedback {edge.source} -> {edge.target}: circuit {circuit.name!r} has no output {edge.source!r}; it has "
-            f"{', '.join(circuit.outputs)}"
-        )
-    source, target = circuit.outputs[edge.source], circuit.value(edge.target)
-    if source.type != target.type:
-        raise BindingError(f"feedback {edge.source} -> {edge.target}: {source!r} cannot feed {target!r}")
-    return target
 
 
 def _rows(circuit: Circuit) -> object:

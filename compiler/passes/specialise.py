@@ -19,6 +19,7 @@ from typing import Literal
 from circuit import BindingError, Circuit, CircuitError
 from compiler.passes.chain import chain
 from compiler.passes.feedback import Feedback as Feedback
+from compiler.passes.feedback import feedback_target
 from compiler.passes.loop import loop_step
 from compiler.passes.rebuild import rebuild
 
@@ -94,15 +95,7 @@ def step(
         raise CircuitError(f"circuit {circuit.name!r}: no output {missing[0]!r} to drop; it has {[*circuit.outputs]}")
     cuts = []
     for edge in feedback:
-        if edge.source not in circuit.outputs:
-            raise BindingError(
-                f"feedback {edge.source} -> {edge.target}: circuit {circuit.name!r} has no output {edge.source!r}; "
-                f"it has {', '.join(circuit.outputs)}"
-            )
-        source, target = circuit.outputs[edge.source], circuit.value(edge.target)
-        if source.type != target.type:
-            raise BindingError(f"feedback {edge.source} -> {edge.target}: {source!r} cannot feed {target!r}")
-        cuts.append(target)
+        cuts.append(feedback_target(circuit, edge))
     return rebuild(
         circuit,
         f"{circuit.name}.next" if feedback else circuit.name,
