@@ -83,7 +83,7 @@ def test_parity_of_an_artifact_compares_ids_and_cache(home: Path) -> None:
     assert record["ids_equal"] is True
     assert {edge["name"] for edge in record["edges"]} == {"draft", "next_latent_cache", "next_index_keys", "next_tail"}
     assert record["worst_edge"]["relative_l2"] <= BOUND
-    assert "circuit:inductor" in circuit("parity", home / "artifact", "--prompt", PROMPT).out
+    assert "eager against inductor" in circuit("parity", home / "artifact", "--prompt", PROMPT).out
 
 
 def test_package_is_small(home: Path) -> None:
