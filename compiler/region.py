@@ -123,6 +123,16 @@ class Region(Node):
         values = self._retyped(types)
         return [call.node.cost(*(values[arg].type for arg in call.args)) for call in self.circuit.calls]
 
+    def bound_circuit(self, *types: PortType) -> Circuit:
+        """Return the circuit with the types of a call for those it was declared with, its sources in port order."""
+        values = self._retyped(types)
+        bound = next(iter(values.values())).circuit
+        for name, value in self.circuit.outputs.items():
+            bound.output(name, values[value])
+        for name, value in self.circuit.state_outputs.items():
+            bound.state_output(name, values[value])
+        return bound
+
     def _results(self, values: dict[Value, Value]) -> list[Value]:
         states = [self.circuit.state_outputs[name] for name in self.writes]
         return [values[value] for value in (*states, *self.circuit.outputs.values())]

@@ -1,7 +1,13 @@
 """What every test runs under: one torch thread, and a reason where a GPU test cannot run."""
 
+import os
+
 import pytest
 import torch
+
+# before triton is first imported: kernels are made for one or the other
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+IS_INTERPRETING = os.environ["TRITON_INTERPRET"] == "1"
 
 
 def pytest_configure() -> None:
@@ -10,8 +16,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none"))
+        if item.get_closest_marker("interpreted") and not IS_INTERPRETING:
+            item.add_marker(pytest.mark.skip(reason="kernels run on the GPU here; set TRITON_INTERPRET=1"))
+        if item.get_closest_marker("gpu") and IS_INTERPRETING:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device, or TRITON_INTERPRET=1: kernels run on the CPU"))

@@ -4,6 +4,7 @@ before:  %a = Linear()(%x, %w)   %b = Linear()(%a, %v)   %c = Linear()(%b, %u)  
 after:   %a at 0, %b at 512, %c at 0: %a is dead when %c is made
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from circuit import Circuit, StateType, TensorType, Value
@@ -33,19 +34,28 @@ class MemoryPlan:
 def plan_memory(circuit: Circuit) -> MemoryPlan:
     """Lay out every result of a circuit whose dims are bound; `TypeRuleError` names a dim that is not.
 
-    Largest first, each at the lowest offset where it meets nothing alive at the same time: the usual greedy layout,
-    within a few percent of the largest set of values alive at once for circuits of this shape. Outputs stay alive to
-    the end.
+    Outputs stay alive to the end.
     """
     alive = _lifetimes(circuit)
-    buffers: dict[Value, Buffer] = {}
-    for value in sorted(alive, key=lambda value: (-_num_bytes(value), alive[value][0], value.name)):
-        first, last = alive[value]
-        size = _num_bytes(value)
-        others = [held for held in buffers.values() if held.first_call <= last and first <= held.last_call]
-        buffers[value] = Buffer(_lowest_gap(others, size), size, first, last)
-    arena = max((buffer.offset + buffer.num_bytes for buffer in buffers.values()), default=0)
+    sizes = {value.name: _num_bytes(value) for value in alive}
+    offsets, arena = place_by_lifetime(sizes, {value.name: alive[value] for value in alive})
+    buffers = {value: Buffer(offsets[value.name], sizes[value.name], *alive[value]) for value in alive}
     return MemoryPlan(buffers, arena, _in_place(circuit))
+
+
+def place_by_lifetime(sizes: Mapping[str, int], alive: Mapping[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
+    """Return the offset of each buffer and the arena's size, in bytes; `alive` holds first and last use, both included.
+
+    Largest first, each at the lowest offset where it meets nothing alive at the same time: the usual greedy layout,
+    within a few percent of the largest set of values alive at once for circuits of this shape.
+    """
+    placed: dict[str, Buffer] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], alive[name][0], name)):
+        first, last = alive[name]
+        others = [held for held in placed.values() if held.first_call <= last and first <= held.last_call]
+        placed[name] = Buffer(_lowest_gap(others, sizes[name]), sizes[name], first, last)
+    arena = max((buffer.offset + buffer.num_bytes for buffer in placed.values()), default=0)
+    return {name: buffer.offset for name, buffer in placed.items()}, arena
 
 
 def _lifetimes(circuit: Circuit) -> dict[Value, tuple[int, int]]:

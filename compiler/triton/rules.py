@@ -18,7 +18,8 @@ products of one input are one product and its slices.
 """
 
 from compiler.pattern import Step
-from compiler.registry import Numerics, plans_region, tolerance
+from compiler.registry import Numerics, lowers_region, plans_region, tolerance
+from compiler.triton.lowering.o_proj import lower_o_proj
 from nodes import (
     AbsorbQuery,
     AbsorbValue,
@@ -133,12 +134,12 @@ SPARSE_MLA = plans_region(
     numerics=_SOFTMAX,
     launches=("mla_split", "combine_values"),
 )
-O_PROJ = plans_region(
+lowers_region(
     "o_proj",
     (Step("product", Linear), Step("residual", Add, {"right": "product"}, leaves=True)),
     backend=BACKEND,
     numerics=_SUMS,
-)
+)(lower_o_proj)
 ROUTER_SHARED = plans_region(
     "router_shared",
     (

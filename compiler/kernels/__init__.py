@@ -1,0 +1,1 @@
+"""Raw Triton kernels, one family a file. Importing one imports triton; a plan names them and imports none."""

@@ -1,0 +1,83 @@
+"""LaunchProgram: runs a launch plan, launch by launch; on a device, or on the CPU under Triton's interpreter."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from circuit import LoweringError
+from compiler.triton.emission import LaunchPlan
+from compiler.triton.launch import Launch, View
+from compiler.triton.memory import Memory
+
+KERNELS = "compiler.kernels"
+INTERPRET = "set TRITON_INTERPRET=1 to run the kernels on the CPU, slowly"
+
+
+@cache
+def kernel_of(name: str) -> Any:
+    """Return the kernel `module.function` of compiler.kernels; importing it imports triton."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(f"{KERNELS}.{module}"), function)
+
+
+def run_launch(launch: Launch, memory: Memory) -> None:
+    """Start one launch on the memory's device."""
+    arguments = {
+        name: memory.tensor(argument) if isinstance(argument, View) else argument
+        for name, argument in launch.arguments.items()
+    }
+    kernel_of(launch.kernel)[launch.grid](
+        **arguments, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages
+    )
+
+
+class LaunchProgram:
+    """A launch plan with memory bound; one run at a time.
+
+    `device` is a CUDA device, or the CPU where TRITON_INTERPRET=1 was set before triton was first imported.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, device: torch.device) -> None:
+        if device.type == "cpu" and not is_interpreting():
+            raise LoweringError(f"program {plan.name!r}: Triton kernels need a CUDA device, got the CPU; {INTERPRET}")
+        self.plan = plan
+        self.memory = Memory(plan, device=device)
+
+    def run(
+        self,
+        *,
+        inputs: Mapping[str, Tensor],
+        states: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        num_steps: int,
+        outputs: Sequence[str],
+    ) -> dict[str, Tensor]:
+        """Run `num_steps` drafts; return the outputs by name, [num_steps, ...], copies the caller may keep.
+
+        `weights` holds the derived ones too. ValueError for more steps than the plan has.
+        """
+        plan = self.plan
+        if not 1 <= num_steps <= plan.num_steps:
+            raise ValueError(f"program {plan.name!r}: expected 1 to {plan.num_steps} steps, got {num_steps}")
+        for name, view in plan.inputs.items():
+            self.memory.tensor(view).copy_(inputs[name])
+        self.memory.lend(weights, plan.weights)
+        self.memory.lend(states, plan.states)
+        for launch, step in zip(plan.launches, plan.steps, strict=True):
+            if step < num_steps:
+                run_launch(launch, self.memory)
+        return {name: self._stacked(name, num_steps) for name in outputs}
+
+    def _stacked(self, name: str, num_steps: int) -> Tensor:
+        views = [self.plan.outputs[f"{name}.{step + 1}"] for step in range(num_steps)]
+        return torch.stack([self.memory.tensor(view) for view in views])
+
+
+def is_interpreting() -> bool:
+    """Whether kernels run under Triton's interpreter in this process."""
+    triton = importlib.import_module("triton")
+    return bool(triton.knobs.runtime.interpret)
