@@ -10,7 +10,7 @@ the arena, made when first asked for. Slices, heads and what else moves nothing 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -205,13 +205,12 @@ def emit(circuit: Circuit, *, name: str, derived: tuple[DerivedWeight, ...] = ()
             name: emitted.views.setdefault(value, _declare(emitted, kind, name, value))
             for name, value in values.items()
         }
-    outputs: dict[str, View] = {}
     for name_, value in circuit.outputs.items():
         if value.kind == "result" and value not in emitted.views:
             emitted.views[value] = _declare(emitted, "output", f"output:{name_}", value)
-        outputs[name_] = emitted.views[value]
     for index, call in enumerate(circuit.calls):
         _emit_call(index, call, emitted)
+    outputs = {name_: _kept(emitted, f"output:{name_}", value) for name_, value in circuit.outputs.items()}
     offsets, arena_bytes = lay_out(emitted.buffers, emitted.launches)
     return LaunchPlan(
         name=name,
@@ -249,6 +248,17 @@ def _step_of(call: Call) -> int:
 def _declare(emitted: _Emitted, kind: BufferKind, name: str, value: Value) -> View:
     held = value.type.tensor if isinstance(value.type, StateType) else value.type
     return emitted.add(name, kind, held.dtype, tuple(int(size) for size in held.sizes()))
+
+
+def _kept(emitted: _Emitted, declared: str, value: Value) -> View:
+    """Return where an output lies; what shows a part of another value lies there, and that outlives the last launch."""
+    view = emitted.views[value]
+    held = emitted.buffers[view.buffer]
+    if held.kind == "arena":
+        emitted.buffers[held.name] = replace(held, kind="output")
+    if held.name != declared:
+        emitted.buffers.pop(declared, None)
+    return view
 
 
 def _state_owners(circuit: Circuit) -> dict[Value, Value]:
