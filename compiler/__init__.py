@@ -32,7 +32,7 @@ from compiler.bisect import (
     smallest_failing,
     states_by_version,
 )
-from compiler.compile import PASSES, Compiled, Request, compile_circuit, state_writes
+from compiler.compile import AFTER_SPECIALISING, PASSES, Compiled, Request, compile_circuit, state_writes
 from compiler.compiled_part import CompiledPartRunner
 from compiler.cut_out import cut_out
 from compiler.derived_weights import DerivedWeight, DerivedWeights
@@ -84,6 +84,7 @@ from compiler.repro import Replay, Repro, ReproRecord, check_repro_output, read_
 from compiler.target import Target, target_of
 
 __all__ = [
+    "AFTER_SPECIALISING",
     "CIRCUIT",
     "DRIVER_FILE",
     "FORMAT",

@@ -85,7 +85,7 @@ class CompiledRunner:
         check_rows(self.binding, rows, cache, lookahead=0)
         largest = max((key.num_rows for key in self._programs if key.kind == "context"), default=rows.num_rows)
         for start in range(0, rows.num_rows, max(largest, 1)):
-            self._write(_part(rows, start, start + largest), cache)
+            self._write(part_of(rows, start, start + largest), cache)
 
     def _write(self, rows: RowBatch, cache: DrafterCache) -> None:
         fit = self._fit("context", rows, num_drafts=0)
@@ -110,7 +110,7 @@ class CompiledRunner:
         if rows.num_rows > size:
             parts = [
                 self.draft(
-                    _part(rows, start, start + size),
+                    part_of(rows, start, start + size),
                     cache,
                     num_drafts=num_drafts,
                     grammar=None if grammar is None else grammar[start : start + size],
@@ -164,7 +164,8 @@ class CompiledRunner:
         self.fallbacks[what] += 1
 
 
-def _part(rows: RowBatch, start: int, stop: int) -> RowBatch:
+def part_of(rows: RowBatch, start: int, stop: int) -> RowBatch:
+    """Return rows `start` to `stop` of a batch."""
     part = slice(start, stop)
     return RowBatch(
         rows.token[part], rows.hidden[part], rows.position[part], rows.sequence[part], rows.block_table[part]

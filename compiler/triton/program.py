@@ -44,6 +44,8 @@ class LaunchProgram:
     def __init__(self, plan: LaunchPlan, *, device: torch.device) -> None:
         if device.type == "cpu" and not is_interpreting():
             raise LoweringError(f"program {plan.name!r}: Triton kernels need a CUDA device, got the CPU; {INTERPRET}")
+        if device.type != "cpu" and is_interpreting():
+            raise LoweringError(f"program {plan.name!r}: triton interprets in this process; unset TRITON_INTERPRET")
         self.plan = plan
         self.memory = Memory(plan, device=device)
 
@@ -60,16 +62,27 @@ class LaunchProgram:
 
         `weights` holds the derived ones too. ValueError for more steps than the plan has.
         """
+        self.bind(states=states, weights=weights)
+        self.memory.feed(inputs)
+        self.launch(num_steps)
+        return self.read(outputs, num_steps)
+
+    def bind(self, *, states: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        """Take the tensors that launches read and write; BindingError names the first that does not fit."""
+        self.memory.lend(weights, self.plan.weights)
+        self.memory.lend(states, self.plan.states)
+
+    def launch(self, num_steps: int) -> None:
+        """Start the launches of the first `num_steps` drafts, on what is bound and fed."""
         plan = self.plan
         if not 1 <= num_steps <= plan.num_steps:
             raise ValueError(f"program {plan.name!r}: expected 1 to {plan.num_steps} steps, got {num_steps}")
-        for name, view in plan.inputs.items():
-            self.memory.tensor(view).copy_(inputs[name])
-        self.memory.lend(weights, plan.weights)
-        self.memory.lend(states, plan.states)
         for launch, step in zip(plan.launches, plan.steps, strict=True):
             if step < num_steps:
                 run_launch(launch, self.memory)
+
+    def read(self, outputs: Sequence[str], num_steps: int) -> dict[str, Tensor]:
+        """Return copies of outputs of the last run by name, [num_steps, ...]."""
         return {name: self._stacked(name, num_steps) for name in outputs}
 
     def _stacked(self, name: str, num_steps: int) -> Tensor:
