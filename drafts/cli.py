@@ -39,6 +39,7 @@ class CompilerBackend(StrEnum):
     """What a circuit can be compiled by."""
 
     INDUCTOR = "inductor"
+    TRITON = "triton"
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
@@ -235,7 +236,9 @@ def run(
 
 @app.command(name="compile")
 def compile_(
-    checkpoint: Checkpoint,
+    subject: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder; for triton a config.json too.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")],
     drafts: Drafts = DEFAULT_NUM_DRAFTS,
     batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences side by side, one program each.")] = "1,2,4",
@@ -243,20 +246,40 @@ def compile_(
         str | None, typer.Option(metavar="ROWS,...", help="Longest sequences, one program each; 1024 by default.")
     ] = None,
     backend: Annotated[CompilerBackend, typer.Option(help="What compiles.")] = CompilerBackend.INDUCTOR,
-    dtype: Dtype = Precision.F32,
-    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Programs built at once; one a core.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="ARCH", help="triton: the GPU's architecture, sm_90 by default.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="triton: compile for a config's sizes, without weights.")
+    ] = False,
+    dtype: Annotated[Precision | None, typer.Option(help="f32 by default; for triton as the config says.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Builds side by side; one a core.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compile a checkpoint's drafter to native programs.
+    """Compile a drafter: to native programs, or to launches and kernels for a GPU.
 
-    Needs a C++ compiler; what it makes runs without one, on this kind of CPU and this version of torch.
+    inductor needs a C++ compiler; what it makes runs without one, on this kind of CPU and this version of torch. triton
+    needs no GPU; what it makes shows what will run there.
     """
     screen = Screen(as_json=as_json)
+    if backend is CompilerBackend.INDUCTOR and (target is not None or random_weights):
+        given = "--target" if target is not None else "--random-weights"
+        raise ValueError(f"{given}: expected --backend triton beside it, got inductor; leave it out")
     with screen.step("loading torch"):
         from drafts.commands.compile import CompileOptions, compile_checkpoint
-    options = CompileOptions(drafts, batch, context, dtype.value, jobs)
-    compile_checkpoint(checkpoint, output, options, screen)
+        from drafts.commands.compile_launches import DEFAULT_TARGET, LaunchOptions, compile_for_gpu
+    if backend is CompilerBackend.TRITON:
+        name = None if dtype is None else dtype.value
+        compile_for_gpu(
+            subject,
+            output,
+            LaunchOptions(drafts, batch, context, name, target or DEFAULT_TARGET, random_weights, jobs),
+            screen,
+        )
+        return
+    options = CompileOptions(drafts, batch, context, (dtype or Precision.F32).value, jobs)
+    compile_checkpoint(subject, output, options, screen)
 
 
 @app.command()
