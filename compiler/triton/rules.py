@@ -19,7 +19,9 @@ products of one input are one product and its slices.
 
 from compiler.pattern import Step
 from compiler.registry import Numerics, lowers_region, plans_region, tolerance
+from compiler.triton.lowering.context_writes import lower_context_writes
 from compiler.triton.lowering.o_proj import lower_o_proj
+from compiler.triton.lowering.q_up import lower_q_up
 from nodes import (
     AbsorbQuery,
     AbsorbValue,
@@ -94,7 +96,7 @@ IN_PROJ = plans_region(
     backend=BACKEND,
     numerics=_SUMS,
 )
-Q_UP = plans_region(
+lowers_region(
     "q_up",
     (
         *_PARTS_OF_IN_PROJ,
@@ -109,8 +111,15 @@ Q_UP = plans_region(
     ),
     backend=BACKEND,
     numerics=_SUMS,
-)
-CONTEXT_WRITES = plans_region("context_writes", (*_PARTS_OF_IN_PROJ, *_CACHE_WRITES), backend=BACKEND, numerics=_SUMS)
+)(lower_q_up)
+lowers_region(
+    "context_writes",
+    (*_PARTS_OF_IN_PROJ, *_CACHE_WRITES),
+    backend=BACKEND,
+    numerics=_SUMS,
+    # pooling reads the ring as it was before the run, so it is written after
+    launches=("context_writes", "context_tail"),
+)(lower_context_writes)
 ABSORB_INDEX = plans_region(
     "absorb_index",
     (

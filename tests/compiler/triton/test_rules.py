@@ -108,10 +108,10 @@ def test_chain_is_eleven_launches_a_draft_and_each_draft_is_whole(decisions: dic
         assert {inner.block.split("/")[0] for inner in call.body} == {draft}, call.rule
 
 
-def test_context_rows_are_three_launches(decisions: dict[str, str]) -> None:
+def test_context_rows_are_four_launches(decisions: dict[str, str]) -> None:
     config = tiny_config()
     made = planned(bound(config, **decisions).context(), config, rows=64)
-    assert made.launches == ("entry", "in_proj", "context_writes")
+    assert made.launches == ("entry", "in_proj", "context_writes", "context_tail")
     assert [inner.node_type for inner in made.calls[-1].body].count("AppendCache") == 2
 
 
