@@ -19,6 +19,7 @@ products of one input are one product and its slices.
 
 from compiler.pattern import Step
 from compiler.registry import Numerics, lowers_region, plans_region, tolerance
+from compiler.triton.lowering.absorb_index import lower_absorb_index
 from compiler.triton.lowering.context_writes import lower_context_writes
 from compiler.triton.lowering.o_proj import lower_o_proj
 from compiler.triton.lowering.q_up import lower_q_up
@@ -120,7 +121,7 @@ lowers_region(
     # pooling reads the ring as it was before the run, so it is written after
     launches=("context_writes", "context_tail"),
 )(lower_context_writes)
-ABSORB_INDEX = plans_region(
+lowers_region(
     "absorb_index",
     (
         Step("absorbed", AbsorbQuery, leaves=True),
@@ -132,7 +133,7 @@ ABSORB_INDEX = plans_region(
     ),
     backend=BACKEND,
     numerics=_SUMS,
-)
+)(lower_absorb_index)
 SPARSE_MLA = plans_region(
     "sparse_mla",
     (
