@@ -21,6 +21,8 @@ from compiler.pattern import Step
 from compiler.registry import Numerics, lowers_region, plans_region, tolerance
 from compiler.triton.lowering.absorb_index import lower_absorb_index
 from compiler.triton.lowering.context_writes import lower_context_writes
+from compiler.triton.lowering.entry import lower_entry
+from compiler.triton.lowering.in_proj import lower_in_proj
 from compiler.triton.lowering.o_proj import lower_o_proj
 from compiler.triton.lowering.q_up import lower_q_up
 from nodes import (
@@ -74,7 +76,7 @@ _PARTS_OF_IN_PROJ = (
     Step("idx_k", Slice, {"x": "in_proj"}, is_outside=True),
 )
 
-ENTRY = plans_region(
+lowers_region(
     "entry",
     (
         Step("target_norm", RmsNorm, at_least=0),
@@ -86,8 +88,8 @@ ENTRY = plans_region(
     ),
     backend=BACKEND,
     numerics=_SUMS,
-)
-IN_PROJ = plans_region(
+)(lower_entry)
+lowers_region(
     "in_proj",
     (
         Step("norm", RmsNorm),
@@ -96,7 +98,7 @@ IN_PROJ = plans_region(
     ),
     backend=BACKEND,
     numerics=_SUMS,
-)
+)(lower_in_proj)
 lowers_region(
     "q_up",
     (

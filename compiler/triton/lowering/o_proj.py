@@ -1,7 +1,7 @@
 """o_proj: the product of the joined heads, and the residual around attention."""
 
 from compiler.triton.emission import RegionEmission
-from compiler.triton.tiles import cdiv, gemv_tiles
+from compiler.triton.tiles import cdiv, split_tiles
 
 
 def lower_o_proj(emit: RegionEmission) -> None:
@@ -10,11 +10,11 @@ def lower_o_proj(emit: RegionEmission) -> None:
     x, weight = (emit.view(value) for value in product.args)
     held, out = emit.view(residual.args[0]), emit.view(residual.results[0])
     rows, n, k = x.shape[0], *weight.shape
-    tiles = gemv_tiles(rows, n, k)
+    tiles = split_tiles(rows, k)
     emit.launch(
         "o_proj",
         "gemv.gemv_residual",
-        grid=(cdiv(n, tiles.block_n),),
+        grid=(cdiv(n, tiles.block_n), cdiv(rows, tiles.block_m)),
         arguments={
             "out_ptr": out,
             "x_ptr": x,
@@ -24,15 +24,7 @@ def lower_o_proj(emit: RegionEmission) -> None:
             "out_stride": out.row_stride,
             "residual_stride": held.row_stride,
         },
-        constants={
-            "ROWS": rows,
-            "N": n,
-            "K": k,
-            "BLOCK_M": tiles.block_m,
-            "BLOCK_N": tiles.block_n,
-            "BLOCK_K": tiles.block_k,
-            "NUM_STAGES": tiles.num_stages,
-        },
+        constants={"ROWS": rows, "N": n, "K": k} | tiles.constants,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
