@@ -23,8 +23,10 @@ from compiler.triton.lowering.absorb_index import lower_absorb_index
 from compiler.triton.lowering.context_writes import lower_context_writes
 from compiler.triton.lowering.entry import lower_entry
 from compiler.triton.lowering.in_proj import lower_in_proj
+from compiler.triton.lowering.lm_head import lower_lm_head
 from compiler.triton.lowering.o_proj import lower_o_proj
 from compiler.triton.lowering.q_up import lower_q_up
+from compiler.triton.lowering.sparse_mla import lower_sparse_mla
 from nodes import (
     AbsorbQuery,
     AbsorbValue,
@@ -136,7 +138,7 @@ lowers_region(
     backend=BACKEND,
     numerics=_SUMS,
 )(lower_absorb_index)
-SPARSE_MLA = plans_region(
+lowers_region(
     "sparse_mla",
     (
         Step("attended", SparseMlaAttention),
@@ -145,7 +147,7 @@ SPARSE_MLA = plans_region(
     backend=BACKEND,
     numerics=_SOFTMAX,
     launches=("mla_split", "combine_values"),
-)
+)(lower_sparse_mla)
 lowers_region(
     "o_proj",
     (Step("product", Linear), Step("residual", Add, {"right": "product"}, leaves=True)),
@@ -179,7 +181,7 @@ EXPERTS = plans_region(
     numerics=_SUMS,
     launches=("experts_up", "experts_down"),
 )
-LM_HEAD = plans_region(
+lowers_region(
     "lm_head",
     (
         Step("norm", RmsNorm, leaves=True),
@@ -190,4 +192,4 @@ LM_HEAD = plans_region(
     ),
     backend=BACKEND,
     numerics=_SUMS,
-)
+)(lower_lm_head)

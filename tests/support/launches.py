@@ -73,7 +73,8 @@ class LaunchScene:
     """A tiny head over sequences of these lengths, its fused program, and the value of every edge as interpreted.
 
     positions: the row that each sequence drafts at, or the first of `context_rows` rows each for a context program.
-    padding: rows of the null sequence beside them. Other keywords change the config, see tests/drafts/tiny_head.py.
+    padding: rows of the null sequence beside them. mask_words: of a grammar, as many as the vocabulary takes if None.
+    Other keywords change the config, see tests/drafts/tiny_head.py.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class LaunchScene:
         decisions: dict[str, str] | None = None,
         has_grammar: bool = False,
         has_confidence: bool = False,
+        mask_words: int | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         max_seq_len: int = 96,
@@ -121,7 +123,7 @@ class LaunchScene:
         }
         parts = {"has_grammar": has_grammar, "has_confidence": has_confidence}
         self.declared = self._declared(program, num_drafts, parts)
-        words = -(-binding.config.vocab_size // 32)
+        words = mask_words or -(-binding.config.vocab_size // 32)
         sizes = {
             "n": self.rows.num_rows,
             "max_blocks": self.rows.block_table.shape[1],
