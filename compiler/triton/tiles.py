@@ -72,15 +72,15 @@ class SplitTiles:
         }
 
 
-def split_tiles(rows: int, k: int, *, products: int = 1) -> SplitTiles:
+def split_tiles(rows: int, k: int, *, itemsize: int, products: int = 1) -> SplitTiles:
     """Return tiles for up to FEW_ROWS rows at a time with a weight of `k` summands, or `products` of them in one loop.
 
     Sixteen outputs and four warps, a warp to a part: no warp repeats another's products, and 50 to 70 KB of weight are
-    on their way from each program. No spills and 16-byte loads for 1 to 16 rows on Triton 3.6 and 3.9.
+    on their way from each program. No spills and 16-byte loads in bf16 for 1 to 16 rows on Triton 3.6 and 3.9.
     """
     block_m, parts = power_of_two(min(rows, FEW_ROWS)), 4
     # two programs share the memory of a multiprocessor
-    most = (256 if block_m <= 4 else 128) // products
+    most = (512 if block_m <= 4 else 256) // (itemsize * products)
     # a tensor core wants 16 summands at least
     block_k = min(most, max(16, power_of_two(cdiv(k, parts))))
     return SplitTiles(
@@ -115,7 +115,7 @@ class GemmTiles:
         }
 
 
-def gemm_tiles(rows: int, n: int, k: int) -> GemmTiles:
+def gemm_tiles(rows: int, n: int, k: int, *, itemsize: int) -> GemmTiles:
     """Return tiles for many rows with a weight [n, k]: the largest of which there are MANY_PROGRAMS, else the smallest.
 
     Sixty-four rows are what the four warps of a tensor core product take at once. A longer run of summands would spill,
@@ -129,5 +129,5 @@ def gemm_tiles(rows: int, n: int, k: int) -> GemmTiles:
         block_n=block_n,
         block_k=min(64, max(16, power_of_two(k))),
         num_warps=block_m // 16,
-        num_stages=6,
+        num_stages=12 // itemsize,
     )

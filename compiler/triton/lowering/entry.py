@@ -14,9 +14,10 @@ def lower_entry(emit: RegionEmission) -> None:
     tile of them else.
     """
     arguments, sizes = _operands(emit)
+    itemsize = emit.view(emit.call("eh_proj").args[1]).dtype.itemsize
     rows, n, k = (int(sizes[name]) for name in ("ROWS", "N", "K"))
     if rows <= FEW_ROWS:
-        few = split_tiles(rows, k, products=2)
+        few = split_tiles(rows, k, itemsize=itemsize, products=2)
         emit.launch(
             "entry",
             "entry.entry_gemv",
@@ -27,7 +28,7 @@ def lower_entry(emit: RegionEmission) -> None:
             num_stages=few.num_stages,
         )
         return
-    many = gemm_tiles(rows, n, k)
+    many = gemm_tiles(rows, n, k, itemsize=itemsize)
     emit.launch(
         "entry",
         "normed_gemm.entry_gemm",

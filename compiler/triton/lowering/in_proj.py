@@ -24,7 +24,7 @@ def lower_in_proj(emit: RegionEmission) -> None:
         "out_stride": out.row_stride,
     }
     sizes: dict[str, Constant] = {"ROWS": rows, "N": n, "K": k, "EPS": norm.node.eps}
-    few = split_tiles(rows, k)
+    few = split_tiles(rows, k, itemsize=x.dtype.itemsize)
     few_grid = (cdiv(n, few.block_n), cdiv(rows, few.block_m))
     # a context asks for a third of the outputs only: too few tiles of many rows to fill a GPU
     if rows <= FEW_ROWS or (rows <= SOME_ROWS and prod(few_grid) <= RESIDENT_PROGRAMS):
@@ -38,7 +38,7 @@ def lower_in_proj(emit: RegionEmission) -> None:
             num_stages=few.num_stages,
         )
         return
-    many = gemm_tiles(rows, n, k)
+    many = gemm_tiles(rows, n, k, itemsize=x.dtype.itemsize)
     emit.launch(
         "in_proj",
         "normed_gemm.normed_gemm",

@@ -10,7 +10,7 @@ def lower_o_proj(emit: RegionEmission) -> None:
     x, weight = (emit.view(value) for value in product.args)
     held, out = emit.view(residual.args[0]), emit.view(residual.results[0])
     rows, n, k = x.shape[0], *weight.shape
-    tiles = split_tiles(rows, k)
+    tiles = split_tiles(rows, k, itemsize=x.dtype.itemsize)
     emit.launch(
         "o_proj",
         "gemv.gemv_residual",

@@ -10,7 +10,7 @@ from tests.support.launches import LaunchScene
 pytestmark = pytest.mark.interpreted
 
 
-@pytest.mark.parametrize("positions", [(3,), (18, 3, 41), tuple(range(2, 18))], ids=len)
+@pytest.mark.parametrize("positions", [(3,), (18, 3, 41), tuple(range(2, 18)), tuple(range(2, 21))], ids=len)
 def test_o_proj_is_its_reference(positions: tuple[int, ...]) -> None:
     LaunchScene(positions, padding=0).check_region("o_proj")
 
