@@ -19,7 +19,8 @@ def lower_context_writes(emit: RegionEmission) -> None:
         grid=(rows,),
         arguments=arguments,
         constants=constants,
-        num_warps=_warps(int(constants["BLOCK_P"]) * int(constants["BLOCK_D"])),
+        # one warp reduces without a barrier, and as many rows are at work as with four, which hold fewer registers each
+        num_warps=1,
     )
     ring = ("tail_ptr", "raw_key_ptr", "gate_ptr", "k_gain_ptr", "k_bias_ptr", "position_ptr", "sequence_ptr")
     emit.launch(
@@ -35,11 +36,6 @@ def lower_context_writes(emit: RegionEmission) -> None:
         constants={name: constants[name] for name in ("WIDTH", "DEPTH", "K_EPS", "BLOCK_D")},
         num_warps=1,
     )
-
-
-def _warps(pool_elements: int) -> int:
-    # a lane holds 16 values of a pool: 217 registers where one warp holds pools of 16, 64 where it holds pools of 4
-    return min(4, max(1, pool_elements // 512))
 
 
 def write_arguments(emit: RegionEmission) -> tuple[Mapping[str, Argument], Mapping[str, Constant]]:
