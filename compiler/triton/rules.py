@@ -18,14 +18,16 @@ products of one input are one product and its slices.
 """
 
 from compiler.pattern import Step
-from compiler.registry import Numerics, lowers_region, plans_region, tolerance
+from compiler.registry import Numerics, lowers_region, tolerance
 from compiler.triton.lowering.absorb_index import lower_absorb_index
 from compiler.triton.lowering.context_writes import lower_context_writes
 from compiler.triton.lowering.entry import lower_entry
+from compiler.triton.lowering.experts import lower_experts
 from compiler.triton.lowering.in_proj import lower_in_proj
 from compiler.triton.lowering.lm_head import lower_lm_head
 from compiler.triton.lowering.o_proj import lower_o_proj
 from compiler.triton.lowering.q_up import lower_q_up
+from compiler.triton.lowering.router_shared import lower_router_shared
 from compiler.triton.lowering.sparse_mla import lower_sparse_mla
 from nodes import (
     AbsorbQuery,
@@ -154,7 +156,7 @@ lowers_region(
     backend=BACKEND,
     numerics=_SUMS,
 )(lower_o_proj)
-ROUTER_SHARED = plans_region(
+lowers_region(
     "router_shared",
     (
         Step("norm", RmsNorm, leaves=True),
@@ -168,8 +170,8 @@ ROUTER_SHARED = plans_region(
     ),
     backend=BACKEND,
     numerics=_SUMS,
-)
-EXPERTS = plans_region(
+)(lower_router_shared)
+lowers_region(
     "experts",
     (
         Step("routed", RoutedExperts),
@@ -180,7 +182,7 @@ EXPERTS = plans_region(
     backend=BACKEND,
     numerics=_SUMS,
     launches=("experts_up", "experts_down"),
-)
+)(lower_experts)
 lowers_region(
     "lm_head",
     (
