@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compiler.kernels.top_pools import choose_pools
+from compiler.kernels.top_pools import choose_pools, score_keys
 from compiler.region import Region
 from compiler.triton.emission import emit
 from compiler.triton.launch import View
@@ -128,30 +128,22 @@ def test_equal_scores_of_any_sign_choose_the_first_pools(sign: float) -> None:
     assert chosen[0].tolist() == [*range(8), 148, 149, 150]
 
 
-def test_zeros_of_both_signs_are_equal() -> None:
-    positions = (63, 63)
-    scene = scene_of(positions, padding=0, **EXACT)
-    tensors, ports = whole_tensors(scene, positions), index_ports(scene)
-    keys = tensors[ports["pool_keys"]]
-    # what relu cuts off is weighed by a negative head: -0 beside the 0 of a sum
-    tensors[ports["pool_keys"]] = torch.where(keys.isnan(), keys, -keys.abs())
-    tensors[ports["query"]].fill_(1.0)
-    tensors[ports["head_weights"]].copy_(torch.tensor([[-1.0, -1.0, -1.0, -1.0], [-1.0, 1.0, -1.0, 1.0]]))
-    scene.check_region("absorb_index", tensors=tensors)
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_infinite_scores_and_nan_choose_as_the_reference() -> None:
+def test_pools_of_infinite_scores_and_nan_are_chosen_as_the_reference_does() -> None:
     positions = (150, 150, 150)
     scene = scene_of(positions, padding=0, **EXACT)
     tensors, ports = whole_tensors(scene, positions), index_ports(scene)
     keys, table = tensors[ports["pool_keys"]], tensors[ports["block_table"]]
     tensors[ports["query"]].fill_(1.0)
     tensors[ports["head_weights"]].copy_(torch.tensor([[-1.0], [1.0], [1.0]]).expand(3, 4))
-    keys[table[0, 1:]] = keys[table[0, 1:]].abs() * math.inf  # scores of -inf and NaN, never chosen and always chosen
+    # one pool that may be chosen where two are wanted, the others score -inf
+    keys[table[0, :10]] = math.inf
+    keys[table[0, 3], 1] = 2.0
     keys[table[1, 2], 1] = math.inf
     keys[table[2, 3], 2] = math.nan
-    scene.check_region("absorb_index", tensors=tensors)
+    got = scene.check_region("absorb_index", tensors=tensors)
+    chosen = next(tensor for name, tensor in got.items() if name.startswith("selected"))
+    assert chosen[0].tolist() == [52, 53, 54, 55, -1, -1, -1, -1, 148, 149, 150]
 
 
 @pytest.mark.parametrize("position", [*range(10), 30, 31, 32, 33, 34, 35, 36])
@@ -163,12 +155,17 @@ def test_rows_at_a_pool_edge_and_around_the_budget(position: int) -> None:
     scene.check_region("absorb_index", tensors=tensors)
 
 
-@pytest.mark.parametrize("top", [1, 9])
-def test_rows_of_very_different_lengths_choose_by_as_many_levels_as_they_need(top: int) -> None:
+@pytest.mark.parametrize("has_negative_scores", [False, True])
+def test_rows_of_very_different_lengths_choose_by_as_many_levels_as_they_need(has_negative_scores: bool) -> None:
     positions = (17500, 5, 8000, 63)
     scene = scene_of(positions, index_topk=52, **EXACT)
-    tensors = whole_tensors(scene, positions, top=top)
-    num_pools = tensors[index_ports(scene)["block_table"]].shape[1] * 4
+    ports = index_ports(scene)
+    tensors = whole_tensors(scene, positions, top=9 if has_negative_scores else 1)
+    if has_negative_scores:
+        # memory of pools that are not there, zero or poison, would beat all of these
+        for port, sign in (("pool_keys", 1), ("query", 1), ("head_weights", -1)):
+            tensors[ports[port]] = sign * (tensors[ports[port]].abs() + 1)
+    num_pools = tensors[ports["block_table"]].shape[1] * 4
     tiles = index_tiles(len(positions) + 1, num_pools, 13)
     assert (tiles.levels, tiles.tile) == (3, 1024)
     assert tiles.tile < 8000 // 4
@@ -176,7 +173,7 @@ def test_rows_of_very_different_lengths_choose_by_as_many_levels_as_they_need(to
 
 
 def test_tiles_that_are_not_visible_and_rows_that_keep_all_pools_are_not_scored() -> None:
-    positions = (700, 35, 0)
+    positions = (700, 35, 10)
     scene = scene_of(positions, padding=0, **EXACT)
     tensors = whole_tensors(scene, positions)
     alone, _ = _alone(scene.region("absorb_index"))
@@ -193,7 +190,7 @@ def test_tiles_that_are_not_visible_and_rows_that_keep_all_pools_are_not_scored(
     run_launch(launch, memory)
     scored = memory.tensor(keys) != untouched
     assert scored[0, : 701 // 4].all()
-    # 9 pools of which 2 are chosen: one tile; 0 pools: none
+    # 9 pools of which 2 are chosen: one tile; 2 pools: none
     assert scored[1].nonzero().max() < tile
     assert not scored[2].any()
 
@@ -209,6 +206,22 @@ def test_released_contexts_choose_from_what_registers_hold(rows: int, pool: int)
     assert tiles.programs * rows <= 512
     # as many pools as a row may choose: nothing to score
     assert index_tiles(rows, budget, budget).programs == 1
+
+
+@triton.jit
+def keys_of(keys, scores, is_pool):
+    lane = tl.arange(0, 8)
+    made = score_keys(tl.load(scores + lane), tl.load(is_pool + lane) != 0)
+    tl.store(keys + lane, made.to(tl.int32, bitcast=True))
+
+
+def test_keys_sort_like_scores_and_zero_is_no_pool() -> None:
+    scores = torch.tensor([-math.inf, -3.0, -1e-45, -0.0, 0.0, 2.0, math.nan, 7.0])
+    made = torch.zeros(8, dtype=torch.int32)
+    keys_of[(1,)](made, scores, torch.tensor([1, 1, 1, 1, 1, 1, 1, 0], dtype=torch.int32))
+    keys = [key % 2**32 for key in made.tolist()]
+    assert keys[0] == keys[7] == 0
+    assert 0 < keys[1] < keys[2] < keys[3] == keys[4] < keys[5] < keys[6]
 
 
 @triton.jit
