@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from circuit import CircuitError
 
-FORMAT: Literal[2] = 2
+FORMAT: Literal[3] = 3
 MANIFEST = "manifest.json"
 CIRCUIT = "circuit.yaml"
 PLAN = "plan.json"
@@ -57,16 +57,18 @@ class Manifest(_Record):
     """What an artifact holds, what it was made from, and where it can run.
 
     compiler_digest: of the sources that lowered it. cpu_features: what the compiler could see of the machine; code that
-    uses a missing one would end the process. weights: per weight, a hash of its dtype, shape and sampled values.
+    uses a missing one would end the process. native_products: whether bf16_products.cpp was allowed into the packages.
+    weights: per weight, a hash of its dtype, shape and sampled values.
     """
 
-    format: Literal[2]
+    format: Literal[3]
     backend: Literal["inductor"]
     torch_version: str
     machine: str
     cpu_capability: str
     cpu_features: tuple[str, ...]
     compiler_digest: Digest
+    native_products: bool
     checkpoint: str  # relative to the artifact, a hint where the weights lie
     weights: dict[str, Digest]
     binding: dict[str, str | int]  # decisions, dtype, block size and draft limit

@@ -53,11 +53,13 @@ def compile_drafter(
     contexts: Sequence[int],
     context_rows: Sequence[int] = CONTEXT_ROWS,
     num_workers: int | None = None,
+    native_products: bool = True,
     on_built: Callable[[str, float], None] | None = None,
 ) -> Manifest:
     """Compile the drafter of `proposer` into the folder `output`; returns its manifest.
 
     A chain of `num_drafts` per batch and context (in rows), and programs for so many `context_rows` at a time;
+    `native_products`: whether bf16 may be multiplied by code of our own, where the CPU has the instructions for it.
     `on_built` is told each program's name and the seconds it took. `output` appears when all of it is done: an artifact
     that lies there is replaced then, and a compile that fails leaves it as it was. Raises CircuitError for a folder
     with other files and for a drafter that the circuit does not model, LoweringError without a C++ compiler and for a
@@ -68,7 +70,7 @@ def compile_drafter(
     check_output(output)
     require_cxx_compiler()
     with replacing(output) as folder:
-        jobs = _jobs(binding, keys, folder / PACKAGES)
+        jobs = _jobs(binding, keys, folder / PACKAGES, native_products=native_products)
         build_packages(
             jobs,
             num_workers=min(num_workers or os.cpu_count() or 1, len(jobs)),
@@ -84,7 +86,7 @@ def compile_drafter(
         plan = Plan(backend="inductor", programs=plans)
         (folder / PLAN).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
         fields = {
-            **_fields(binding),
+            **_fields(binding, native_products=native_products),
             "checkpoint": os.path.relpath(checkpoint.resolve(), folder),
             "circuit_sha256": file_digest(folder / CIRCUIT),
             "plan_sha256": file_digest(folder / PLAN),
@@ -112,7 +114,9 @@ def compile_key(binding: DraftBinding, *, batches: Sequence[int], contexts: Sequ
     How many drafts are asked for decides nothing: a chain's program runs any number.
     """
     keys = program_keys(binding, num_drafts=1, batches=batches, contexts=contexts)
-    return digest_of(json.dumps({**_fields(binding), "programs": [key.name for key in keys]}, sort_keys=True))
+    return digest_of(
+        json.dumps({**_fields(binding, native_products=True), "programs": [key.name for key in keys]}, sort_keys=True)
+    )
 
 
 def touched_bytes(binding: DraftBinding, *, num_rows: int, context: int) -> int:
@@ -131,7 +135,7 @@ def threads_for(binding: DraftBinding) -> int:
     return 1 if touched <= ONE_THREAD_BYTES else os.cpu_count() or 1
 
 
-def _jobs(binding: DraftBinding, keys: Sequence[ProgramKey], folder: Path) -> list[BuildJob]:
+def _jobs(binding: DraftBinding, keys: Sequence[ProgramKey], folder: Path, *, native_products: bool) -> list[BuildJob]:
     folder.mkdir()
     num_threads = threads_for(binding)
     return [
@@ -140,6 +144,7 @@ def _jobs(binding: DraftBinding, keys: Sequence[ProgramKey], folder: Path) -> li
             dims={**program_dims(binding, key), **OPEN_SIZES},
             num_threads=num_threads,
             path=folder / f"{key.name}.so",
+            native_products=native_products,
         )
         for key in keys
     ]
@@ -161,13 +166,14 @@ def _record(binding: DraftBinding, key: ProgramKey, job: BuildJob, *, is_exact: 
     )
 
 
-def _fields(binding: DraftBinding) -> Mapping[str, object]:
+def _fields(binding: DraftBinding, *, native_products: bool) -> Mapping[str, object]:
     layout = binding.state_layout
     return {
         "format": FORMAT,
         "backend": "inductor",
         **machine_fields(),
         "compiler_digest": sources_digest("inductor"),
+        "native_products": native_products,
         "weights": weight_digests(binding.weights),
         "binding": {
             **binding.decisions.model_dump(),

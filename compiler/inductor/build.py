@@ -18,12 +18,16 @@ from compiler.inductor.package import build_package
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """One package to build: a circuit, the sizes it fixes, the threads of its loops, and the file it becomes."""
+    """One package to build: a circuit, the sizes it fixes, the threads of its loops, and the file it becomes.
+
+    native_products: whether bf16_products.cpp may go into it.
+    """
 
     circuit: Circuit
     dims: Mapping[str, int]
     num_threads: int
     path: Path
+    native_products: bool = True
 
 
 def build_packages(
@@ -38,7 +42,9 @@ def build_packages(
     strangers = set(multiprocessing.active_children())
     with ProcessPoolExecutor(max_workers=max(1, num_workers), mp_context=context, initializer=_start_worker) as pool:
         running = {
-            pool.submit(_build, to_document(job.circuit), dict(job.dims), job.num_threads, str(job.path)): job
+            pool.submit(
+                _build, to_document(job.circuit), dict(job.dims), job.num_threads, str(job.path), job.native_products
+            ): job
             for job in jobs
         }
         try:
@@ -63,10 +69,10 @@ def _start_worker() -> None:
     warnings.simplefilter("ignore", FutureWarning)
 
 
-def _build(document: dict[str, Any], dims: dict[str, int], num_threads: int, path: str) -> float:
+def _build(document: dict[str, Any], dims: dict[str, int], num_threads: int, path: str, native_products: bool) -> float:
     torch.set_num_threads(1)
     began = time.perf_counter()
-    build_package(from_document(document), dims, Path(path), num_threads=num_threads)
+    build_package(from_document(document), dims, Path(path), num_threads=num_threads, native_products=native_products)
     return time.perf_counter() - began
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from circuit import Circuit, LoweringError
+from compiler.inductor.bf16_products import bf16_products
 from compiler.inductor.driver import DRIVER
 from compiler.inductor.export import export_circuit
 from compiler.inductor.toolchain import cxx_compiler
@@ -30,12 +31,16 @@ INDUCTOR_OPTIONS: dict[str, object] = {
 }
 
 
-def build_package(circuit: Circuit, dims: Mapping[str, int], path: Path, *, num_threads: int) -> None:
+def build_package(
+    circuit: Circuit, dims: Mapping[str, int], path: Path, *, num_threads: int, native_products: bool = True
+) -> None:
     """Compile `circuit` at these sizes into the shared library `path` (.so). Needs a C++ compiler.
 
-    `num_threads` is baked into the loops. The file appears whole or not at all; `build_driver` makes what runs it.
+    `num_threads` is baked into the loops. `native_products`: whether bf16_products.cpp goes into it where that pays and
+    this machine can run it. The file appears whole or not at all; `build_driver` makes what runs it.
     """
-    exported = export_circuit(circuit, dims)
+    with bf16_products(is_on=native_products):
+        exported = export_circuit(circuit, dims)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
         archive = Path(folder) / "package.pt2"
         torch._inductor.aoti_compile_and_package(

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from compiler.inductor import bf16_products
 from compiler.inductor.realize import realize
 
-ProductForm = Literal["multiply_sum", "matmul"]
+ProductForm = Literal["multiply_sum", "matmul", "native"]
 
 MAX_UNROLLED_ROWS = 8  # measured up to here; every row more is one more loop body to compile
 LARGE_WEIGHT_BYTES = 8 << 20
@@ -25,17 +26,25 @@ MAX_LOOP_PRODUCTS = 4 << 20  # of activations with activations, per row; above i
 
 
 def product_form(
-    *, num_rows: int, dtype: torch.dtype, weight_bytes: int, multiplies_bf16: bool | None = None
+    *,
+    num_rows: int,
+    dtype: torch.dtype,
+    weight_bytes: int,
+    multiplies_bf16: bool | None = None,
+    has_native: bool | None = None,
 ) -> ProductForm:
-    """Return the faster form. `multiplies_bf16`: whether the CPU has products of bf16; None asks this one.
+    """Return the faster form.
 
-    Without them multiply_sum wins in bf16 at every size and up to 8 rows, 1.2 to 3.6 times; in float32 neither wins
-    throughout (2 vCPU Xeon 2.0 GHz, AVX512). With them the library's product of a large bf16 weight wins from 2 rows:
-    that is from a study on a CPU with AVX512-BF16, not measured here again.
+    multiplies_bf16: whether the CPU has products of bf16; has_native: whether bf16_products.py may be called. None asks
+    this CPU.
     """
+    if has_native is None:
+        has_native = bf16_products.are_available()
+    if has_native and dtype == torch.bfloat16 and num_rows <= bf16_products.MAX_ROWS:
+        return "native"
     if num_rows > MAX_UNROLLED_ROWS:
         return "matmul"
-    if num_rows > 1 and dtype != torch.float32 and weight_bytes > LARGE_WEIGHT_BYTES:
+    if num_rows > 2 and dtype != torch.float32 and weight_bytes > LARGE_WEIGHT_BYTES:
         has_it = _multiplies_bf16() if multiplies_bf16 is None else multiplies_bf16
         return "matmul" if has_it else "multiply_sum"
     return "multiply_sum"
@@ -49,6 +58,8 @@ def _multiplies_bf16() -> bool:
 def product(x_nK: Tensor, weight_NK: Tensor) -> Tensor:
     """Return x @ weight.T [n, N], accumulated in float32 and rounded once to x's dtype."""
     form = product_form(num_rows=x_nK.shape[0], dtype=weight_NK.dtype, weight_bytes=weight_NK.nbytes)
+    if form == "native":
+        return bf16_products.bf16_product(x_nK, weight_NK)
     if form == "matmul":
         return functional.linear(x_nK, weight_NK)
     wide = realize(x_nK)

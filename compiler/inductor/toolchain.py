@@ -1,6 +1,8 @@
 """What a compile needs of the machine."""
 
 import shutil
+import subprocess
+from functools import cache
 
 from torch._inductor import config
 
@@ -26,6 +28,19 @@ def cxx_compiler() -> str:
             "or compile on a machine that has one and bring the artifact"
         )
     return found
+
+
+def compiles_avx512_bf16() -> bool:
+    """Whether there is a C++ compiler, and it knows AVX512-BF16 of this machine."""
+    found = _found()
+    return found is not None and "__AVX512BF16__" in _macros(found)
+
+
+@cache
+def _macros(compiler: str) -> str:
+    # what it defines for the flag that Inductor gives it
+    command = [compiler, "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def _found() -> str | None:

@@ -21,7 +21,15 @@ from drafts.decisions import default_decisions
 from drafts.glm5_next import mtp_head
 
 # fields of a manifest that name what it was made from and how, in the order in which they are shown
-MANIFEST_FIELDS = ("backend", "torch_version", "machine", "cpu_capability", "cpu_features", "compiler_digest")
+MANIFEST_FIELDS = (
+    "backend",
+    "torch_version",
+    "machine",
+    "cpu_capability",
+    "cpu_features",
+    "compiler_digest",
+    "native_products",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "edited manifest": (edit(MANIFEST, '"num_threads": 1', '"num_threads": 2'), "edited"),
     "edited decision": (edit(MANIFEST, "post_norm", "pre_norm"), "edited"),
     "field of a stranger": (says(turbo=1), "turbo"),
-    "newer format": (says(format=3), "expected artifact format 2, got 3; a newer version"),
+    "newer format": (says(format=4), "expected artifact format 3, got 4; a newer version"),
     "format in words": (says(format="one"), "format"),
     "other torch": (says(torch_version="1.13.1"), "compiled for torch_version 1.13.1, this is"),
     "other machine": (says(machine="sparc64"), "sparc64"),

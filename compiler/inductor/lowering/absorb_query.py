@@ -13,7 +13,7 @@ from nodes import AbsorbQuery
 def lower_absorb_query(node: AbsorbQuery, query: Tensor, kv_b: Tensor) -> Tensor:
     """Sum over nope, vectorised along the latent; the weight is read in place, its value half skipped."""
     num_rows, heads, nope = query.shape
-    if product_form(num_rows=num_rows, dtype=kv_b.dtype, weight_bytes=kv_b.nbytes) == "matmul":
+    if product_form(num_rows=num_rows, dtype=kv_b.dtype, weight_bytes=kv_b.nbytes, has_native=False) == "matmul":
         return node.reference(query, kv_b)
     w_uk = kv_b.view(heads, nope + node.v_head_dim, -1)[:, :nope]
     wide = realize(query)

@@ -13,7 +13,7 @@ from nodes import AbsorbValue
 def lower_absorb_value(node: AbsorbValue, attended: Tensor, kv_b: Tensor) -> Tensor:
     """Multiply and sum per head; the weight is read in place, its key half skipped."""
     num_rows, heads, latent = attended.shape
-    if product_form(num_rows=num_rows, dtype=kv_b.dtype, weight_bytes=kv_b.nbytes) == "matmul":
+    if product_form(num_rows=num_rows, dtype=kv_b.dtype, weight_bytes=kv_b.nbytes, has_native=False) == "matmul":
         return node.reference(attended, kv_b)
     w_uv = kv_b.view(heads, node.qk_nope_head_dim + node.v_head_dim, latent)[:, node.qk_nope_head_dim :]
     wide = realize(attended)

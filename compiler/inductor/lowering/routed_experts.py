@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compiler.inductor.products import CACHED_WEIGHT_BYTES
+from compiler.inductor.bf16_products import bf16_expert_product
+from compiler.inductor.products import CACHED_WEIGHT_BYTES, product_form
 from compiler.inductor.realize import pin, realize
 from compiler.registry import lowers, tolerance
 from nodes import RoutedExperts
@@ -19,7 +20,9 @@ def lower_routed_experts(
     Several rows go through large experts in the order of the experts, so that one that two rows chose is read once.
     """
     num_rows, top_k = ids.shape
-    if num_rows > 1 and gate_up.nbytes > CACHED_WEIGHT_BYTES:
+    if product_form(num_rows=num_rows, dtype=gate_up.dtype, weight_bytes=gate_up.nbytes) == "native":
+        made = _native_experts(node, x, ids.flatten(), gate_up, down)
+    elif num_rows > 1 and gate_up.nbytes > CACHED_WEIGHT_BYTES:
         order = torch.argsort(ids.flatten(), stable=True)
         place = pin(torch.empty_like(order).scatter(0, order, torch.arange(num_rows * top_k, device=ids.device)))
         expert, row = pin(ids.flatten()[order]), pin(order // top_k)
@@ -34,10 +37,19 @@ def lower_routed_experts(
     return total.to(x.dtype)
 
 
+def _native_experts(node: RoutedExperts, x: Tensor, expert: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Return [p, hidden] as `_experts`, of rows that each have as many pairs, one after the other."""
+    gate, up = bf16_expert_product(x, expert, gate_up).chunk(2, dim=-1)
+    return bf16_expert_product(_activated(node, gate, up), expert, down)
+
+
 def _experts(node: RoutedExperts, x: Tensor, expert: Tensor, row: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Return [p, hidden]: row `row[i]` of x through expert `expert[i]`, for each of the p pairs."""
     wide = realize(x)
     gate, up = (gate_up[expert].float() * wide[row].unsqueeze(1)).sum(-1).to(x.dtype).chunk(2, dim=-1)
-    active = functional.silu(gate.clamp(max=node.limit)) * up.clamp(min=-node.limit, max=node.limit)
-    held = realize(active)
+    held = realize(_activated(node, gate, up))
     return (down[expert].float() * held.unsqueeze(1)).sum(-1).to(x.dtype)
+
+
+def _activated(node: RoutedExperts, gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate.clamp(max=node.limit)) * up.clamp(min=-node.limit, max=node.limit)

@@ -42,9 +42,10 @@ SIZE_LIMITS = {
 }
 
 
-@pytest.fixture(params=["as small ones", "as large ones"])
+@pytest.fixture(params=["as small ones", "as large ones", "native"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compiler.inductor.products._multiplies_bf16", lambda: True)
+    monkeypatch.setattr("compiler.inductor.bf16_products.are_available", lambda: request.param == "native")
     for place, limit in SIZE_LIMITS.items() if request.param == "as large ones" else ():
         monkeypatch.setattr(place, limit)
 
