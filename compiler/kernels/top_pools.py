@@ -45,7 +45,7 @@ def best_lanes(keys, BUDGET: tl.constexpr):
         count = tl.where(is_enough, reached, count)
     is_above = keys > low
     is_equal = keys == low
-    # both counts in one sum: fewer than BUDGET keys lie above, the lower half counts the equal ones
+    # both counts in one sum, 16 bits each: fewer than BUDGET keys lie above, the lower half counts the equal ones
     both = tl.cumsum(is_above.to(tl.int32) * 65536 + is_equal.to(tl.int32), axis=0)
     num_above = both >> 16
     num_equal = both & 0xFFFF

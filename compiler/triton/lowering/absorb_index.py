@@ -16,6 +16,7 @@ INDEX_PROGRAMS = 256
 PROGRAMS_OF_A_ROW = 32
 # lanes of a choice that cost little; with more keys it goes down by levels, each of the largest of GROUP keys below
 FEW_LANES = 1024
+MOST_LANES = 32768
 GROUP = 4
 
 
@@ -35,7 +36,10 @@ class IndexTiles:
 
 
 def index_tiles(rows: int, num_pools: int, budget: int) -> IndexTiles:
-    """Return tiles for `rows` rows of up to `num_pools` pools each, the best `budget` of them chosen."""
+    """Return tiles for `rows` rows of up to `num_pools` pools each, the best `budget` of them chosen.
+
+    Raises LoweringError where one program would hold more keys than it can count.
+    """
     block_p = min(64, max(16, power_of_two(num_pools)))
     most = max(INDEX_PROGRAMS // rows, PROGRAMS_OF_A_ROW)
     programs = min(cdiv(num_pools, block_p), most) if num_pools > budget else 1
@@ -43,7 +47,13 @@ def index_tiles(rows: int, num_pools: int, budget: int) -> IndexTiles:
     # a tile of pools makes its part of every level
     while num_pools > tile * GROUP ** (levels - 1) and GROUP**levels <= block_p:
         levels += 1
-    return IndexTiles(block_p, programs, levels, max(tile, power_of_two(cdiv(num_pools, GROUP ** (levels - 1)))))
+    tile = max(tile, power_of_two(cdiv(num_pools, GROUP ** (levels - 1))))
+    if tile > MOST_LANES:
+        raise LoweringError(
+            f"absorb_index: expected {MOST_LANES} keys or fewer of one level, got {tile} for the best {budget} of "
+            f"{num_pools} pools; choose fewer, or another backend"
+        )
+    return IndexTiles(block_p, programs, levels, tile)
 
 
 def lower_absorb_index(emit: RegionEmission) -> None:
@@ -90,11 +100,6 @@ def _lower_absorb(emit: RegionEmission) -> None:
 def _lower_choice(emit: RegionEmission) -> None:
     """Scores, the choice of each row, and what extends it."""
     absorb = _Absorb.of(emit)
-    if not emit.calls("scores"):
-        raise LoweringError(
-            f"{emit.call('chosen')}: expected its scores in the same region, got them from outside; "
-            "leave index_scores no output, or choose another backend"
-        )
     scores, choice = emit.call("scores"), emit.call("chosen")
     assert isinstance(choice.node, SelectTopk)
     pool_keys, query, head_weights, position, block_table = (emit.view(value) for value in scores.args)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from circuit import LoweringError
 from compiler.kernels.top_pools import choose_pools, score_keys
 from compiler.region import Region
 from compiler.triton.emission import emit
@@ -206,6 +207,12 @@ def test_released_contexts_choose_from_what_registers_hold(rows: int, pool: int)
     assert tiles.programs * rows <= 512
     # as many pools as a row may choose: nothing to score
     assert index_tiles(rows, budget, budget).programs == 1
+
+
+def test_more_chosen_pools_than_one_program_counts_are_refused() -> None:
+    assert index_tiles(1, 2**20, 8192).tile == 32768
+    with pytest.raises(LoweringError, match="expected 32768 keys or fewer of one level, got 65536 for the best 8193"):
+        index_tiles(1, 2**20, 8193)
 
 
 @triton.jit
