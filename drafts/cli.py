@@ -66,6 +66,16 @@ MaybeDtype = Annotated[
 MaybeBackend = Annotated[Backend | None, typer.Option(help="What runs the circuit; see docs/compiling.md.")]
 
 
+def _prepare(backend: Backend | None, screen: Screen) -> None:
+    """Settle how triton makes kernels before torch's compiler imports it, and say so where that is slow."""
+    if backend is not Backend.TRITON:
+        return
+    from drafts.commands.interpreting import interpret_without_device
+
+    if interpret_without_device():
+        screen.note("no CUDA device: Triton's interpreter runs the kernels on the CPU, which is slow")
+
+
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         print(f"circuit {importlib.metadata.version('draft-circuit')}")  # noqa: T201
@@ -101,6 +111,7 @@ def demo(
     """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
+        _prepare(backend, screen)
         from drafts.commands.artifacts import BackendChoice
         from drafts.commands.demo import demo as body
     is_same = body(
@@ -216,6 +227,7 @@ def run(
     """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
+        _prepare(backend, screen)
         from drafts.commands.artifacts import BackendChoice
         from drafts.commands.run import RunOptions
         from drafts.commands.run import run as body

@@ -17,9 +17,9 @@ from compiler import (
     sources_digest,
     target_of,
 )
-from compiler.triton import LaunchPlan
-from compiler.triton.artifact import (
+from compiler.triton import (
     LaunchManifest,
+    LaunchPlan,
     compile_kernels,
     is_launch_artifact,
     write_launches,

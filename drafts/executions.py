@@ -1,17 +1,16 @@
-"""The ways to run a head that a parity report compares: eager, interpreted, lowered op by op, compiled.
+"""The ways to run a head that a parity report compares: eager, interpreted, lowered op by op, in launches, compiled.
 
 Edges go by the names of the circuit's values; `next_latent_cache` and the other next states are what counts of the
 sequence's own rows. A compiled chain shows its drafts and what it leaves in the cache, nothing between.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from circuit import BindingError, Circuit, RunResult, StateType, Value, interpret
-from compiler import run_op_by_op
 from drafts.binding import DraftBinding
 from drafts.compiled_runner import CompiledRunner
 from drafts.eager_glm5_next import EagerGlm5NextHead, EagerStep
@@ -54,15 +53,31 @@ class Execution(Protocol):
         ...
 
 
+class StepRunner(Protocol):
+    """Runs a circuit of one draft or of context rows, and shows every value that it makes to `observe`."""
+
+    def __call__(
+        self,
+        circuit: Circuit,
+        *,
+        inputs: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        states: Mapping[str, Tensor],
+        observe: Callable[[Value, Tensor], None],
+    ) -> RunResult:
+        """Return the outputs and the next states; what is given stays as it is."""
+        ...
+
+
 class CircuitExecution:
-    """A circuit call by call: by its references, or by a backend's lowerings run eagerly."""
+    """A circuit step by step: by its references, by a backend's lowerings run eagerly, or launch by launch."""
 
     shows_edges = True
 
-    def __init__(self, binding: DraftBinding, *, backend: str | None = None) -> None:
-        self.name = "reference" if backend is None else "lowered"
+    def __init__(self, binding: DraftBinding, *, name: str = "reference", run: StepRunner = interpret) -> None:
+        self.name = name
         self._binding = binding
-        self._backend = backend
+        self._run_step = run
         self._steps = {is_first: binding.step(is_first=is_first) for is_first in (True, False)}
         self._context = binding.context()
         self._stage: Stage | None = None
@@ -123,12 +138,7 @@ class CircuitExecution:
 
         inputs = {name: fed[name] for name in program.inputs}
         weights, states = self._binding.weights, state_tensors(stage.cache)
-        if self._backend is None:
-            result = interpret(program, inputs=inputs, weights=weights, states=states, observe=record)
-        else:
-            result = run_op_by_op(
-                program, backend=self._backend, inputs=inputs, weights=weights, states=states, observe=record
-            )
+        result = self._run_step(program, inputs=inputs, weights=weights, states=states, observe=record)
         for name, tensor in states.items():
             tensor.copy_(result.states[name])
         return edges, result

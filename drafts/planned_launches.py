@@ -1,20 +1,29 @@
-"""The launches that one draft of the GLM-5.3-Flash head is designed to take on a GPU: eleven, by the values they make.
+"""The launches that one draft of the GLM-5.3-Flash head takes on a GPU: eleven, by the values that each makes.
 
-Values carry the names of `glm5_next.mtp_head`. A draft that lacks some of them, as drafts 2..K without an indexer, has
-the same launches with less in them.
+Their names are those of the Triton backend's rules; values carry the names of `glm5_next.mtp_head`. A draft that lacks
+some of them, as drafts 2..K without an indexer, has the same launches with less in them.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from circuit import Circuit, LoweringError
-from compiler import LaunchCost, group_launches, plan_program, split_launch
+from compiler import (
+    AFTER_SPECIALISING,
+    LaunchCost,
+    Request,
+    compile_circuit,
+    group_launches,
+    plan_compiled,
+    split_launch,
+    target_of,
+)
+from compiler.triton import emit
 
 PLANNED_LAUNCHES: dict[str, tuple[str, ...]] = {
-    "embed, norms, eh_proj": ("drafter_hidden", "embedded", "e_normed", "h_normed", "eh_in", "eh_out"),
-    "norm, projections": ("attn_in", "q_a", "kv_a", "idx_k_raw", "idx_gate", "idx_w"),
-    "q_b, wq_b, cache rows": (
+    "entry": ("drafter_hidden", "embedded", "e_normed", "h_normed", "eh_in", "eh_out"),
+    "in_proj": ("attn_in", "q_a", "kv_a", "idx_k_raw", "idx_gate", "idx_w"),
+    "q_up": (
         "q_a_normed",
         "q",
         "latent",
@@ -28,7 +37,7 @@ PLANNED_LAUNCHES: dict[str, tuple[str, ...]] = {
         "next_index_keys",
         "next_position",
     ),
-    "W_UK, score, top-k": (
+    "absorb_index": (
         "q_heads",
         "q_latent",
         "idx_q_heads",
@@ -36,10 +45,10 @@ PLANNED_LAUNCHES: dict[str, tuple[str, ...]] = {
         "chosen",
         "selected",
     ),
-    "attend selected rows": ("attended",),
-    "absorb W_UV": ("attn_heads",),
-    "o_proj, residual": ("attn_out", "x1"),
-    "router, shared up": (
+    "mla_split": ("attended",),
+    "combine_values": ("attn_heads",),
+    "o_proj": ("attn_out", "x1"),
+    "router_shared": (
         "moe_in",
         "router_in",
         "router_logits",
@@ -48,8 +57,8 @@ PLANNED_LAUNCHES: dict[str, tuple[str, ...]] = {
         "shared_up",
         "shared_active",
     ),
-    "downs, sum, residual": ("experts_out", "shared_out", "moe_out", "block_out"),
-    "lm_head, argmax": (
+    "experts_down": ("experts_out", "shared_out", "moe_out", "block_out"),
+    "lm_head": (
         "head_normed",
         "logits",
         "allowed_logits",
@@ -61,36 +70,29 @@ PLANNED_LAUNCHES: dict[str, tuple[str, ...]] = {
 
 LAUNCH_OF = {value: launch for launch, values in PLANNED_LAUNCHES.items() for value in values}
 # one node that takes two launches: every row of gate_up has to be there before the first of down
-ROUTED = ("experts_out", "mlp.experts.gate_up_proj", "routed gate_up")
-PLANNED = "planned"
+ROUTED = ("experts_out", "mlp.experts.gate_up_proj", "experts_up")
+NO_RULE = "no rule"
 
 
 def planned_launches(circuit: Circuit, dims: Mapping[str, int]) -> tuple[LaunchCost, ...]:
-    """Return the launches of one draft whose dims are bound, under the names and tags of the Triton backend's rules.
+    """Return the launches of one draft whose dims are bound, with the tags and the kernels of the Triton backend.
 
-    The rules fuse regions, of which two start two launches each; bytes are told apart per launch here. Kernels carry
-    `planned` until there is code for them, and `no rule` where the backend has none for this form of a draft.
+    A region that starts two launches has one cost; bytes are told apart per launch here. The kernel is `no rule` where
+    the backend has none for this form of a draft.
     """
-    grouped = group_launches(circuit, LAUNCH_OF, numerics=PLANNED, kernel=f"{PLANNED}, no rule")
+    grouped = group_launches(circuit, LAUNCH_OF, numerics=NO_RULE, kernel=NO_RULE)
     value, weight, name = ROUTED
     launches = split_launch(circuit, grouped, value=value, weight=weight, name=name)
+    target = target_of("triton")
     try:
-        planned = plan_program(circuit, name=circuit.name, backend="triton", dims=dims)
+        compiled = compile_circuit(circuit, Request(target, dims), passes=AFTER_SPECIALISING)
+        plan = plan_compiled(compiled, name=circuit.name, target=target, dims=dims)
+        emitted = emit(compiled.circuit, name=circuit.name).launches
     except LoweringError:
         return launches
-    regions = {call.rule: call for call in planned.calls if call.rule}
-    rule_of = {result: call.rule for call in planned.calls for held in call.body for result in held.results}
-    started: Counter[str] = Counter()
-    tagged = []
-    for launch in launches:
-        # views may stand in the region before: the one that holds most of the launch is meant
-        held = Counter(rule_of[value] for value in launch.values if value in rule_of).most_common(1)
-        region = regions[held[0][0]] if held else None
-        if region is None or started[region.rule] == len(region.launches):
-            tagged.append(launch)
-            continue
-        kernel = region.launches[started[region.rule]]
-        started[region.rule] += 1
-        kernel = f"{kernel}, {PLANNED}" if region.is_planned else kernel
-        tagged.append(replace(launch, numerics=region.numerics, kernel=kernel))
-    return tuple(tagged)
+    kernels = {launch.name: launch.kernel for launch in emitted}
+    tags = {started: call.numerics for call in plan.calls for started in call.launches}
+    return tuple(
+        replace(launch, numerics=tags[launch.name], kernel=kernels[launch.name]) if launch.name in kernels else launch
+        for launch in launches
+    )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("circuit", "nodes", "compiler", "drafts")  # each may import those before it
 # beside a package's public names, its errors may be named by their module, and a backend too: importing a package must
 # not load a compiler, nor the language its drawings
-OPEN_MODULES = {"circuit.errors", "circuit.draw", "compiler.inductor"}
+OPEN_MODULES = {"circuit.errors", "circuit.draw", "compiler.inductor", "compiler.triton"}
 # third parties that only some places may import
 CONFINED = {
     "triton": ("compiler/", "tests/compiler/", "benchmarks/"),

@@ -33,13 +33,15 @@ class LaunchPlan:
 
     inputs, weights, states, outputs: views by the circuit's names. offsets: of arena buffers, in bytes.
     calls: per launch the index of the circuit's call that it belongs to. steps: per launch the draft that it is part
-        of, from 0. derived: weights made of a checkpoint's.
+        of, from 0. results: by call, where what it made lies until a later launch takes the place.
+    derived: weights made of a checkpoint's.
     """
 
     name: str
     launches: tuple[Launch, ...]
     calls: tuple[int, ...]
     steps: tuple[int, ...]
+    results: Mapping[int, Mapping[str, View]]
     buffers: Mapping[str, Buffer]
     offsets: Mapping[str, int]
     arena_bytes: int
@@ -217,6 +219,10 @@ def emit(circuit: Circuit, *, name: str, derived: tuple[DerivedWeight, ...] = ()
         launches=tuple(emitted.launches),
         calls=tuple(emitted.calls),
         steps=tuple(_step_of(circuit.calls[index]) for index in emitted.calls),
+        results={
+            index: {value.name: emitted.views[value] for value in call.results}
+            for index, call in enumerate(circuit.calls)
+        },
         buffers=emitted.buffers,
         offsets=offsets,
         arena_bytes=arena_bytes,

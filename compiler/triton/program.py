@@ -1,7 +1,7 @@
 """LaunchProgram: runs a launch plan, launch by launch; on a device, or on the CPU under Triton's interpreter."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -72,14 +72,21 @@ class LaunchProgram:
         self.memory.lend(weights, self.plan.weights)
         self.memory.lend(states, self.plan.states)
 
-    def launch(self, num_steps: int) -> None:
-        """Start the launches of the first `num_steps` drafts, on what is bound and fed."""
+    def launch(self, num_steps: int, *, observe: Callable[[str, Tensor], None] | None = None) -> None:
+        """Start the launches of the first `num_steps` drafts, on what is bound and fed.
+
+        `observe` is shown each result of a region by name, as soon as its launches have run; it must copy to keep.
+        """
         plan = self.plan
         if not 1 <= num_steps <= plan.num_steps:
             raise ValueError(f"program {plan.name!r}: expected 1 to {plan.num_steps} steps, got {num_steps}")
-        for launch, step in zip(plan.launches, plan.steps, strict=True):
-            if step < num_steps:
-                run_launch(launch, self.memory)
+        for index, (launch, step) in enumerate(zip(plan.launches, plan.steps, strict=True)):
+            if step >= num_steps:
+                return
+            run_launch(launch, self.memory)
+            if observe is not None and plan.calls[index + 1 : index + 2] != (plan.calls[index],):
+                for name, view in plan.results[plan.calls[index]].items():
+                    observe(name, self.memory.tensor(view))
 
     def read(self, outputs: Sequence[str], num_steps: int) -> dict[str, Tensor]:
         """Return copies of outputs of the last run by name, [num_steps, ...]."""

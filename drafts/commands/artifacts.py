@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from circuit import CircuitError
 from compiler import MANIFEST
 from compiler.inductor import has_cxx_compiler
@@ -16,6 +18,7 @@ from drafts.programs import program_keys
 from drafts.proposer import DraftProposer
 
 DEFAULT_DTYPE = "f32"
+TRITON = "triton"
 DEFAULT_NUM_DRAFTS = 3
 # contexts are compiled in powers of two from here on, so that prompts of one kind share an artifact
 MIN_CONTEXT = 1024
@@ -25,21 +28,21 @@ MIN_CONTEXT = 1024
 class BackendChoice:
     """What runs the circuit: None leaves it to what there is; `cache` is the folder of artifacts compiled on demand."""
 
-    backend: str | None  # reference, inductor
+    backend: str | None  # reference, inductor, triton
     cache: Path
 
 
 def open_session(
-    folder: Path, screen: Screen, *, dtype_name: str | None, checkpoint: Path | None
+    folder: Path, screen: Screen, *, dtype_name: str | None, checkpoint: Path | None, backend: str | None = None
 ) -> tuple[Session, Artifact | None]:
-    """Load what a command is pointed at: a checkpoint, or an artifact over its checkpoint.
+    """Load what a command is pointed at: a checkpoint, or an artifact over its checkpoint; onto the GPU for triton.
 
     Raises ValueError for a dtype that the artifact was not compiled in, and for `checkpoint` beside a checkpoint.
     """
     if kind_of(folder) != "artifact":
         if checkpoint is not None:
             raise ValueError(f"--checkpoint: expected an artifact to run over it, got the checkpoint {folder}")
-        return load_session(folder, screen, dtype_name=dtype_name or DEFAULT_DTYPE), None
+        return load_session(folder, screen, dtype_name=dtype_name or DEFAULT_DTYPE, device=device_of(backend)), None
     with screen.step("checking the artifact"):
         artifact = open_artifact(folder)
     compiled = DTYPE_NAMES[artifact.recorded.torch_dtype]
@@ -48,6 +51,11 @@ def open_session(
     weights_at = checkpoint or artifact.checkpoint
     session = load_session(weights_at, screen, dtype_name=compiled, decisions=artifact.recorded.decisions)
     return session, artifact
+
+
+def device_of(backend: str | None) -> str:
+    """Return the device that a checkpoint is loaded onto for a backend: a GPU for triton where there is one."""
+    return "cuda" if backend == TRITON and torch.cuda.is_available() else "cpu"
 
 
 def num_drafts_of(asked: int | None, artifact: Artifact | None) -> int:
@@ -68,7 +76,7 @@ def cached_artifact(
     None means the interpreter: asked for, or the choice is left open and there is no C++ compiler, no folder to write,
     or `compiles` is off; then a line says so. With the inductor backend asked for these are errors.
     """
-    if choice.backend == "reference":
+    if choice.backend in ("reference", TRITON):
         return None
     is_asked = choice.backend == "inductor"
     proposer = _proposer(session)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler import check_output
-from compiler.triton.artifact import TARGETS, LaunchManifest, is_launch_artifact, num_kernels
+from compiler.triton import TARGETS, LaunchManifest, is_launch_artifact, num_kernels
 from drafts.commands.compile import DEFAULT_CONTEXT, numbers
 from drafts.commands.plan_subject import plan_subject
 from drafts.commands.screen import Screen, plural

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from drafts.commands.artifacts import BackendChoice, cached_artifact
+from drafts.commands.artifacts import BackendChoice, cached_artifact, device_of
 from drafts.commands.metrics import draft_ms, target_ms
 from drafts.commands.prompts import Prompt, demo_checkpoint, demo_prompts
 from drafts.commands.screen import Screen, plural
@@ -60,14 +60,20 @@ def demo(
     """
     if prompt == "":
         raise ValueError("--prompt: expected some text, got none; give the text to continue")
-    session = load_session(model or demo_checkpoint(), screen)
+    session = load_session(model or demo_checkpoint(), screen, device=device_of(backend.backend))
     prompts = demo_prompts(num_prompts) if prompt is None else [Prompt("", prompt)]
     encoded = [session.encode(one.text, max_new_tokens=max_tokens) for one in prompts]
     num_tokens = max(map(len, encoded)) + max_tokens
     artifact = cached_artifact(session, screen, backend, num_tokens=num_tokens, num_drafts=num_drafts, compiles=False)
     _print_title(screen, session, num_drafts=num_drafts, max_tokens=max_tokens)
     show = _Show(
-        session, screen, num_tokens=num_tokens, num_drafts=num_drafts, max_tokens=max_tokens, artifact=artifact
+        session,
+        screen,
+        num_tokens=num_tokens,
+        num_drafts=num_drafts,
+        max_tokens=max_tokens,
+        artifact=artifact,
+        backend=backend.backend,
     )
     show.warm_up(encoded[0])
     decoded = []
@@ -95,12 +101,13 @@ class _Show:
         num_drafts: int,
         max_tokens: int,
         artifact: Artifact | None,
+        backend: str | None,
     ) -> None:
         self._session, self._screen = session, screen
         self._num_drafts, self._max_tokens = num_drafts, max_tokens
         self._eager, _ = session.drafter("eager", num_tokens=num_tokens, num_drafts=num_drafts)
         self._circuit, self._watch = session.drafter(
-            "circuit", num_tokens=num_tokens, num_drafts=num_drafts, artifact=artifact
+            "circuit", num_tokens=num_tokens, num_drafts=num_drafts, artifact=artifact, backend=backend
         )
 
     def warm_up(self, tokens: list[int]) -> None:

@@ -1,11 +1,12 @@
 """`circuit parity`: two executions of a drafter side by side, every common edge of every step."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from circuit import CircuitError, LoweringError
-from compiler import EdgeDifference, worst_edge
+from circuit import CircuitError
+from compiler import EdgeDifference, run_op_by_op, worst_edge
 from drafts.commands.artifacts import BackendChoice
 from drafts.commands.parity_subject import Play, Wish, open_plays
 from drafts.commands.parity_view import print_report, write_page
@@ -14,9 +15,8 @@ from drafts.commands.session import DTYPE_NAMES
 from drafts.commands.subject import kind_of
 from drafts.executions import CircuitExecution, EagerExecution, Execution, ProgramExecution
 from drafts.golden_vectors import CASES, GoldenExecution
+from drafts.launch_steps import LaunchSteps
 from drafts.side_by_side import Report, SideBySide, merge
-
-EXECUTIONS = ("golden", "eager", "reference", "lowered", "inductor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ParityOptions:
 def parity(subject: Path, options: ParityOptions, screen: Screen) -> bool:
     """Compare, print the edges in the order of the forward, and return whether all are within bound.
 
-    Raises LoweringError for an execution that is not built, ValueError or CircuitError for options that do not fit.
+    Raises ValueError or CircuitError for options that do not fit.
     """
     a, b = _pair(subject, options)
     wish = Wish(
@@ -72,9 +72,6 @@ def parity(subject: Path, options: ParityOptions, screen: Screen) -> bool:
 def _pair(subject: Path, options: ParityOptions) -> tuple[str, str]:
     """The two executions, the oracle first."""
     has_vectors = options.vectors is not None or (subject / CASES).is_file()
-    for name, option in ((options.a, "--a"), (options.b, "--b")):
-        if name is not None and name not in EXECUTIONS:
-            raise LoweringError(f"{option} {name}: not built yet; choose one of {', '.join(EXECUTIONS)}")
     if options.b is not None and options.backend.backend is not None:
         raise ValueError("--backend: it is short for --b, and --b is given; leave one of them out")
     a = options.a or ("golden" if has_vectors and options.b != "golden" else "eager")
@@ -101,7 +98,9 @@ def _execution(name: str, play: Play) -> Execution:
         case "reference":
             return CircuitExecution(play.binding)
         case "lowered":
-            return CircuitExecution(play.binding, backend="inductor")
+            return CircuitExecution(play.binding, name=name, run=partial(run_op_by_op, backend="inductor"))
+        case "triton":
+            return CircuitExecution(play.binding, name=name, run=LaunchSteps(play.binding))
     if play.programs is None:
         raise CircuitError("inductor: expected compiled programs, got none; circuit compile the checkpoint first")
     return ProgramExecution(play.binding, play.programs)

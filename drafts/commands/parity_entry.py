@@ -14,7 +14,7 @@ EXIT_MISSED = 1
 
 
 class ExecutionOption(StrEnum):
-    """What runs the head; `triton` is planned, not built, and refused by name."""
+    """What runs the head; `triton` runs under its interpreter where there is no GPU."""
 
     GOLDEN = "golden"
     EAGER = "eager"
@@ -51,7 +51,7 @@ def parity(
     model: Subject,
     a: Annotated[ExecutionOption | None, typer.Option("--a", help="The oracle: eager, or golden.")] = None,
     b: Annotated[
-        ExecutionOption | None, typer.Option("--b", help="What is held to it: reference, or inductor.")
+        ExecutionOption | None, typer.Option("--b", help="What is held to it: reference, inductor, triton.")
     ] = None,
     prompt: Prompt = None,
     vectors: Vectors = None,
@@ -69,11 +69,17 @@ def parity(
     """Compare two executions of a drafter, edge by edge.
 
     Both draft after the same rows; exits with 1 when an edge is out of bound. Executions: golden, eager, reference,
-    lowered (op by op), inductor (compiled: ids and cache rows, no edges in between). See docs/parity.md.
+    lowered (op by op), triton (launch by launch),
+    inductor (compiled: ids and cache rows, no edges in between). See docs/parity.md.
     """
     del debug
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
+        if ExecutionOption.TRITON in (a, b):
+            from drafts.commands.interpreting import interpret_without_device  # noqa: PLC0415 - it loads torch
+
+            # what is imported next imports triton
+            interpret_without_device()
         from drafts.commands.artifacts import BackendChoice  # noqa: PLC0415 - it loads torch
         from drafts.commands.parity import ParityOptions  # noqa: PLC0415
         from drafts.commands.parity import parity as body  # noqa: PLC0415

@@ -28,7 +28,7 @@ def headline(plan: DraftPlan, name: str) -> list[str]:
     """Return the lines that say what was planned, on what, and what is not known of it."""
     device, roofline = plan.device, plan.roofline
     how = {
-        "triton": "triton: planned launches, none is built yet",
+        "triton": "triton: fused launches, speeds not measured on a GPU yet",
         "inductor": "inductor: one native program a chain, listed node by node",
         "reference": "reference: every node by itself",
     }[plan.backend]
@@ -150,8 +150,7 @@ def launches(plan: DraftPlan, *, width: int) -> Grid:
         floor = plan.launch_floor_us(launch)
         how: tuple[str, ...] = (numerics, launch.kernel)
         if is_narrow:
-            # that planned launches are none of them built stands in the headline
-            kernel = launch.kernel.removesuffix(", planned")
+            kernel = launch.kernel
             how = (kernel,) if is_uniform or numerics == kernel else (f"{numerics}, {kernel}",)
         rows.append(
             (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from drafts.commands.artifacts import BackendChoice, cached_artifact, num_drafts_of, open_session
+from drafts.commands.artifacts import TRITON, BackendChoice, cached_artifact, num_drafts_of, open_session
 from drafts.commands.metrics import metrics_lines, metrics_record
 from drafts.commands.screen import Screen
 from drafts.commands.stream import TokenStream
@@ -42,11 +42,13 @@ def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
     if not options.prompt:
         raise ValueError("--prompt: expected some text, got none; give the text to continue")
     sampling = Sampling(options.temperature, options.top_p, options.seed)
-    session, artifact = open_session(folder, screen, dtype_name=options.dtype_name, checkpoint=options.checkpoint)
+    session, artifact = open_session(
+        folder, screen, dtype_name=options.dtype_name, checkpoint=options.checkpoint, backend=options.backend.backend
+    )
     num_drafts = num_drafts_of(options.num_drafts, artifact)
     prompt_tokens = session.encode(options.prompt, max_new_tokens=options.max_tokens)
     num_tokens = len(prompt_tokens) + options.max_tokens
-    if not options.is_circuit or options.backend.backend == "reference":
+    if not options.is_circuit or options.backend.backend in ("reference", TRITON):
         artifact = None
     elif artifact is None:
         artifact = cached_artifact(session, screen, options.backend, num_tokens=num_tokens, num_drafts=num_drafts)
@@ -55,6 +57,7 @@ def run(folder: Path, options: RunOptions, *, screen: Screen) -> None:
         num_tokens=num_tokens,
         num_drafts=num_drafts,
         artifact=artifact,
+        backend=options.backend.backend,
     )
 
     def decode(on_token: Callable[[int], None]) -> Generation:

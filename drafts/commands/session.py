@@ -24,6 +24,7 @@ from drafts.sampling import Sampling
 from drafts.speculate import generate
 from drafts.targets.tokenizer import CheckpointTokenizer, load_tokenizer
 from drafts.targets.transformers_target import TransformersTarget, load_target
+from drafts.triton_runner import TritonRunner
 from drafts.weights import check_weights, head_weight_specs, load_weights
 
 # a model this narrow gains nothing from a second thread and loses 50-fold where another process holds its core: 480 ms
@@ -61,11 +62,17 @@ class Session:
         return tokens
 
     def drafter(
-        self, form: Form, *, num_tokens: int, num_drafts: int, artifact: Artifact | None = None
+        self,
+        form: Form,
+        *,
+        num_tokens: int,
+        num_drafts: int,
+        artifact: Artifact | None = None,
+        backend: str | None = None,
     ) -> tuple[DraftProposer, WatchedPath]:
         """Return a drafter for a text of up to `num_tokens`, running in `form`, and the watch on its path.
 
-        The circuit runs the artifact's programs, or interpreted without one.
+        The circuit runs the artifact's programs, its Triton launches where `backend` says so, or else interpreted.
         """
         proposer = DraftProposer(
             self.config,
@@ -74,17 +81,19 @@ class Session:
             max_seq_len=min(num_tokens + num_drafts, self.config.max_position_embeddings),
             max_num_drafts=num_drafts if artifact is None else artifact.recorded.max_num_drafts,
         )
-        watch = WatchedPath(self._runner(proposer, artifact) if form == "circuit" else proposer.path)
+        watch = WatchedPath(self._runner(proposer, artifact, backend) if form == "circuit" else proposer.path)
         proposer.set_circuit_draft(watch)
         return proposer, watch
 
-    def _runner(self, proposer: DraftProposer, artifact: Artifact | None) -> DraftPath:
+    def _runner(self, proposer: DraftProposer, artifact: Artifact | None, backend: str | None) -> DraftPath:
         if artifact is not None:
             return artifact.runner(proposer, checkpoint=self.folder)
         binding = proposer.circuit_draft()
         if binding is None:
             gaps = "; ".join(not_modelled(self.config))
             raise BindingError(f"{self.folder}: the circuit does not model {gaps}; run with --eager")
+        if backend == "triton":
+            return TritonRunner(binding, is_exact=proposer.levers.mtp_batch_exact)
         return DraftRunner(binding)
 
     def generate(
@@ -112,9 +121,14 @@ class Session:
 
 
 def load_session(
-    folder: Path, screen: Screen, *, dtype_name: str = "f32", decisions: Decisions | None = None
+    folder: Path,
+    screen: Screen,
+    *,
+    dtype_name: str = "f32",
+    decisions: Decisions | None = None,
+    device: str = "cpu",
 ) -> Session:
-    """Load a checkpoint, the cheap checks first: config, tensor headers, tokenizer; then the tensors.
+    """Load a checkpoint, the cheap checks first: config, tensor headers, tokenizer; then the tensors, onto `device`.
 
     `decisions` in place of the checkpoint's stated defaults.
     """
@@ -126,7 +140,7 @@ def load_session(
     if config.hidden_size <= NARROW_HIDDEN_SIZE:
         torch.set_num_threads(1)
     with screen.step("loading the drafter"):
-        weights = load_weights(folder, specs)
+        weights = {name: tensor.to(device) for name, tensor in load_weights(folder, specs).items()}
     with screen.step("loading the target"):
-        target = load_target(folder, dtype=config.dtype)
+        target = load_target(folder, dtype=config.dtype, device=device)
     return Session(folder, config, decisions, tokenizer, target, weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor
 
 from circuit import BindingError, CircuitError
-from compiler import OpByOpRunner
+from compiler import OpByOpRunner, run_op_by_op
 from drafts.binding import DraftBinding, bind_head
 from drafts.bisect_drafter import DrafterBisection
 from drafts.cache import default_block_size
 from drafts.config import read_config
 from drafts.executions import CircuitExecution, EagerExecution, Edges, Execution, ProgramExecution
 from drafts.golden_vectors import GoldenExecution, GoldenVectors, load_golden, read_golden
+from drafts.launch_steps import LaunchSteps
 from drafts.runner import DraftRunner
 from drafts.script import Propose, Script, prompt_script
 from drafts.side_by_side import Report, SideBySide, merge
@@ -32,11 +34,18 @@ Maker = Callable[[DraftBinding], Execution]
 LIVE: dict[str, Maker] = {
     "eager": EagerExecution,
     "reference": CircuitExecution,
-    "lowered": lambda binding: CircuitExecution(binding, backend="inductor"),
+    "lowered": lambda binding: CircuitExecution(binding, name="lowered", run=partial(run_op_by_op, backend="inductor")),
+    "triton": lambda binding: CircuitExecution(binding, name="triton", run=LaunchSteps(binding)),
     # an opaque path, as compiled programs are, without compiling
     "programs": lambda binding: ProgramExecution(binding, DraftRunner(binding)),
 }
-PAIRS = [("eager", "reference"), ("reference", "lowered"), ("eager", "lowered"), ("lowered", "reference")]
+PAIRS = [
+    ("eager", "triton"),
+    ("eager", "reference"),
+    ("reference", "lowered"),
+    ("eager", "lowered"),
+    ("lowered", "reference"),
+]
 
 
 def scripts_of(binding: DraftBinding, *lengths: int, num_drafts: int = 3) -> list[Script]:
@@ -88,7 +97,9 @@ def test_faithful_pairs_agree_on_every_edge_of_every_step(a: str, b: str, dtype:
     assert {edge.step for edge in report.edges} == {-1, 0, 1, 2}
     first = [edge.edge for edge in report.edges if edge.step == 0]
     # states are edges too, where the circuit has them
-    assert first.index("next_latent_cache") < first.index("index_scores") < first.index("selected")
+    assert first.index("next_latent_cache") < first.index("selected")
+    # a launch keeps what only it reads
+    assert ("index_scores" in first) == ("triton" not in (a, b))
     assert first[-1] == "draft" or "draft" in first
     assert all(edge.reason for edge in report.edges)
 

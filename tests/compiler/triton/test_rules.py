@@ -1,4 +1,4 @@
-"""The planned launches of the head on a GPU: all eleven fire, nothing is left over, and none of them runs."""
+"""The launches of the head on a GPU: all eleven fire, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -152,13 +152,9 @@ def test_logits_that_a_caller_reads_keep_the_last_launch_from_forming() -> None:
     assert "lm_head did not fire: value %logits is read outside, by the output 'logits'" in str(caught.value)
 
 
-def test_no_launch_is_built_and_the_program_says_so() -> None:
+def test_every_rule_is_built_and_the_program_may_run() -> None:
     config = tiny_config()
     made = planned(bound(config).step(is_first=True), config)
-    rules = tuple(dict.fromkeys(call.rule for call in made.calls))
-    assert made.planned_rules == rules
-    with pytest.raises(LoweringError, match=f"9 rules are planned and have no kernel yet: {', '.join(rules)}"):
-        require_runnable(made)
-    for rule in region_rules("triton"):
-        with pytest.raises(LoweringError, match=f"region '{rule.name}' on triton: planned"):
-            rule.function(None)
+    assert made.planned_rules == ()
+    require_runnable(made)
+    assert not [rule.name for rule in region_rules("triton") if rule.is_planned]
