@@ -207,6 +207,8 @@ def router_shared(
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals_ptr + program // blocks, 1, sem="acq_rel")
         if arrived == blocks - 1:
+            # nobody else counts in this run
+            tl.store(arrivals_ptr + program // blocks, 0)
             tl.debug_barrier()
             for part in range(0, BLOCK_R, CHOICE_R):
                 choose_experts(
@@ -225,7 +227,6 @@ def router_shared(
                     CHOICE_R,
                     ALL_EXPERTS,
                 )
-            tl.store(arrivals_ptr + program // blocks, 0)
     elif program < routers + ROWS:
         write_normed(normed_ptr, x_ptr, gain_ptr, program - routers, K, x_stride, normed_stride, EPS, NUM_SQUARES)
     else:

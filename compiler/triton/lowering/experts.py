@@ -95,7 +95,8 @@ def _launch_down(emit: RegionEmission, chosen: dict[str, View]) -> None:
             "BLOCK_M": power_of_two(rows),
             "BLOCK_N": block_n,
             "PARTS": parts,
-            "BLOCK_K": min(128, max(16, power_of_two(cdiv(inter, parts)))),
+            # more than 16 rows leave less shared memory for summands
+            "BLOCK_K": max(16, min(128, 2048 // power_of_two(rows), power_of_two(cdiv(inter, parts)))),
             "NUM_STAGES": 4,
         },
         num_warps=parts,

@@ -100,7 +100,7 @@ def _tiles(rows: int, k: int) -> RouterSharedTiles:
         block_m=block_m,
         # every program norms all rows; with many of them wider tiles norm them less often
         block_w=16 if are_few else 32,
-        block_k=min(128 if are_few else 64, max(16, power_of_two(cdiv(k, 4)))),
+        block_k=max(16, min(128 if are_few else 64, 2048 // block_m, power_of_two(cdiv(k, 4)))),
         num_squares=block_m * min(max(1, 4096 // block_m), power_of_two(k)),
     )
 
