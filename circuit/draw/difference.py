@@ -35,6 +35,7 @@ def draw_difference(before: Drawing, after: Drawing) -> Drawing:
         edges=edges,
         docs=_united(before.docs, after.docs),
         sources=_united(before.sources, after.sources),
+        kernels=_united(before.kernels, after.kernels),
     )
 
 

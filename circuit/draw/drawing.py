@@ -27,7 +27,8 @@ EDGE_MEANINGS: dict[EdgeKind, str] = {
 class CallNote:
     """What a plan says of one call; `launch` groups calls that run as one, costs are of one run.
 
-    kernel: source of what runs it, or empty. unfired: rules that could have applied and did not, each with its reason.
+    kernel: source of its lowering, or empty. kernels: names of the kernels that run it, whose sources the drawing
+    holds. unfired: rules whose pattern has this type of node and which did not fire, each with its reason.
     """
 
     lowering: str = ""
@@ -37,6 +38,7 @@ class CallNote:
     bytes_written: int | None = None
     launch: str = ""
     kernel: str = ""
+    kernels: tuple[str, ...] = ()
     unfired: tuple[tuple[str, str], ...] = ()
 
 
@@ -130,7 +132,10 @@ class Overlay:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A circuit as it is drawn. `about` says which program it is; `docs` and `sources` are by node type."""
+    """A circuit as it is drawn. `about` says which program it is; `docs` and `sources` are by node type.
+
+    kernels: name and source of each kernel that notes name.
+    """
 
     name: str
     about: str
@@ -140,6 +145,7 @@ class Drawing:
     docs: tuple[tuple[str, str], ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     unfired: tuple[tuple[str, str], ...] = ()
+    kernels: tuple[tuple[str, str], ...] = ()
     overlays: tuple[Overlay, ...] = field(default=())
 
     def group_path(self, group: str | None) -> tuple[DrawnGroup, ...]:

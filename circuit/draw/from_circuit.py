@@ -32,7 +32,8 @@ class Notes:
 
     calls: by the call's first result. regions: of calls that stand for a circuit, whose inner calls are in `calls`.
     weight_sources: the checkpoint's tensor of each weight. feedback: (output, value) pairs that feed a next run.
-    about: which program this is. unfired: rules of the whole program that did not fire, with reasons.
+    about: which program this is. unfired: rules of the whole program that did not fire, with reasons. kernels: source
+    by name of every kernel that a note names.
     """
 
     calls: Mapping[str, CallNote] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Notes:
     feedback: tuple[tuple[str, str], ...] = ()
     about: str = ""
     unfired: Mapping[str, str] = field(default_factory=dict)
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 def draw_circuit(circuit: Circuit, notes: Notes | None = None) -> Drawing:
@@ -95,6 +97,7 @@ class _Builder:
             docs=tuple((name, inspect.cleandoc(node.__doc__ or "")) for name, node in sorted(types.items())),
             sources=tuple((name, _source_of(node.reference)) for name, node in sorted(types.items())),
             unfired=tuple(self.notes.unfired.items()),
+            kernels=tuple(self.notes.kernels.items()),
         )
 
     def _source(self, kind: NodeKind, title: str, name: str, value: Value) -> None:

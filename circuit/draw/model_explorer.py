@@ -81,6 +81,7 @@ def _planned(note: CallNote | None) -> dict[str, str]:
     figures = {"flops": note.flops, "bytes read": note.bytes_read, "bytes written": note.bytes_written}
     held = {"lowering": note.lowering, "numerics": note.numerics}
     held |= {name: str(figure) for name, figure in figures.items() if figure is not None}
+    held |= {"kernels": ", ".join(note.kernels)} if note.kernels else {}
     return held | {f"rule {name} did not fire": why for name, why in note.unfired}
 
 

@@ -43,6 +43,7 @@ _DRAW = """
 0
 """
 MAX_PIXELS = 120_000_000
+MAX_SIDE = 16_000  # what viewers still open
 
 
 def to_svg(drawing: Drawing, *, theme: str = "light") -> str:
@@ -79,6 +80,6 @@ def to_png(drawing: Drawing, *, theme: str = "light", zoom: float = 2.0) -> byte
             font_files=[str(asset_path("DejaVuSans.ttf"))],
             font_family="DejaVu Sans",
             sans_serif_family="DejaVu Sans",
-            zoom=min(zoom, (MAX_PIXELS / (width * height)) ** 0.5),
+            zoom=min(zoom, (MAX_PIXELS / (width * height)) ** 0.5, MAX_SIDE / max(width, height)),
         )
     )

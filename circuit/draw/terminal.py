@@ -58,6 +58,12 @@ class _Terminal:
         if kinds := {edge.kind for edge in self.edges}:
             legend = "   ".join(f"{glyph} {EDGE_MEANINGS[kind]}" for glyph, kind in RAIL_MEANINGS if kind in kinds)
             yield from ("", fitted(legend, self.width)) if self.rails.step else ()
+        for overlay in drawing.overlays:
+            unit = f" in {overlay.unit}" if overlay.unit else ""
+            yield from (
+                fitted(line, self.width)
+                for line in textwrap.wrap(f"[] {overlay.name}{unit}: {overlay.about}", self.width)
+            )
 
     def _moved(self, old: Sequence[DrawnGroup], new: Sequence[DrawnGroup]) -> Iterator[str]:
         """Yield what closes and opens between two places: a launch's box, a line for every other group."""
@@ -92,13 +98,14 @@ class _Terminal:
         if node.kind != "call":
             return f"{node.title} {node.name} = {', '.join(port.value for port in node.takes)}"
         called = f"{node.title}({', '.join(port.value for port in node.takes)})"
-        if node.weights:
-            called += f"  {', '.join(weight.name for weight in node.weights)}"
-        for overlay in self.drawing.overlays:
-            held = dict(overlay.nodes)
-            if node.id in held:
-                called += f"  [{held[node.id]:.3g} {overlay.unit}]"
-        return called
+        numbers = [
+            f"{dict(overlay.nodes)[node.id]:.3g} {overlay.unit}".rstrip()
+            for overlay in self.drawing.overlays
+            if node.id in dict(overlay.nodes)
+        ]
+        # before the weights: where a line is cut, a number is what was asked for
+        called += f"  [{', '.join(numbers)}]" if numbers else ""
+        return called + (f"  {', '.join(weight.name for weight in node.weights)}" if node.weights else "")
 
     def _text(self, text: str, in_box: bool) -> str:
         room = self.width - self.rails.width

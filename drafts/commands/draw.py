@@ -29,11 +29,15 @@ FILE_WIDTH = 120  # cells of a .txt
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """What to draw and how: `other` and `other_plan` make it a comparison; `dims` is `n=1,max_blocks=16`."""
+    """What to draw and how: `other` and `other_plan` make it a comparison; `dims` is `n=1,max_blocks=16`.
+
+    has_source: kernels that a backend generates are generated and shown.
+    """
 
     program: ProgramName | None
     num_drafts: int
     plan: DrawBackend | None
+    has_source: bool
     other: str | None
     other_plan: DrawBackend | None
     overlays: tuple[Path, ...]
@@ -45,7 +49,9 @@ class DrawOptions:
 def draw(x: str, output: Path, options: DrawOptions, screen: Screen) -> None:
     """Draw `x` into the file `output` and say what it holds."""
     write = _writer(output.suffix, options)
-    views = _compared(x, options) if options.other or options.other_plan else _views(x, options.plan, options)
+    with screen.step("generating kernels" if options.has_source else "planning"):
+        is_compared = bool(options.other or options.other_plan)
+        views = _compared(x, options) if is_compared else _views(x, options.plan, options)
     views = _with_overlays(views, options.overlays)
     with screen.step("drawing"):
         data = write(views)
@@ -74,12 +80,14 @@ def draw(x: str, output: Path, options: DrawOptions, screen: Screen) -> None:
     )
 
 
-def _views(x: str, plan: DrawBackend | None, options: DrawOptions) -> tuple[View, ...]:
+def _views(x: str, plan: DrawBackend | None, options: DrawOptions, *, is_compiled: bool = False) -> tuple[View, ...]:
     subject = draw_subject(x)
     given = _sizes(options.dims)
     views = []
     for program in programs(subject, options.program, num_drafts=options.num_drafts):
-        circuit, notes = planned(subject, program, backend=plan, dims=given)
+        circuit, notes = planned(
+            subject, program, backend=plan, dims=given, has_source=options.has_source, is_compiled=is_compiled
+        )
         views.append(View(program.title, draw_circuit(circuit, notes), program.is_folded))
     return tuple(views)
 
@@ -87,8 +95,11 @@ def _views(x: str, plan: DrawBackend | None, options: DrawOptions) -> tuple[View
 def _compared(x: str, options: DrawOptions) -> tuple[View, ...]:
     """Return both in one drawing first, then each by itself; of a chain its drafts unrolled."""
     other = options.other or x
-    before = _views(x, options.plan, options)[-1]
-    after = _views(other, options.other_plan or options.plan, options)[-1]
+    plans = options.plan, options.other_plan or options.plan
+    # one side as its passes made it and the other as declared would differ in every size
+    is_compiled = options.plan is not None and plans[0] != plans[1]
+    before = _views(x, plans[0], options, is_compiled=is_compiled)[-1]
+    after = _views(other, plans[1], options, is_compiled=is_compiled)[-1]
     merged = draw_difference(before.drawing, after.drawing)
     return (
         View("both, with changes", merged),
@@ -114,7 +125,7 @@ def _with_overlays(views: Sequence[View], paths: Sequence[Path]) -> tuple[View, 
 
 
 def _writer(suffix: str, options: DrawOptions) -> Callable[[Sequence[View]], bytes]:
-    """Return what makes a file of this ending; CircuitError lists the endings."""
+    """Return what makes a file of this ending, one of ENDINGS."""
     is_compared = bool(options.other or options.other_plan)
 
     def one(views: Sequence[View]) -> Drawing:
@@ -130,9 +141,6 @@ def _writer(suffix: str, options: DrawOptions) -> Callable[[Sequence[View]], byt
         ".json": lambda views: to_model_explorer(one(views)).encode(),
         ".txt": lambda views: to_terminal(one(views), width=options.width).encode(),
     }
-    if suffix not in writers:
-        got = f"the ending {suffix}" if suffix else "none"
-        raise CircuitError(f"draw -o: expected a file that ends in {', '.join(writers)}, got {got}")
     return writers[suffix]
 
 

@@ -10,6 +10,9 @@ from drafts.commands.folders import cache_folder
 from drafts.commands.options import Backend
 from drafts.commands.screen import Screen
 
+ENDINGS = (".html", ".svg", ".png", ".dot", ".mmd", ".json", ".txt")
+DEFAULT_NUM_DRAFTS = 3
+
 
 class ProgramOption(StrEnum):
     """What a drafter's head is cut to."""
@@ -42,8 +45,13 @@ def draw(
         Path, typer.Option("-o", "--output", metavar="FILE", help=".svg .png .html .dot .mmd .json .txt")
     ],
     program: Annotated[ProgramOption | None, typer.Option(help="A program of the head; else all of it.")] = None,
-    drafts: Annotated[int, typer.Option(min=1, max=16, metavar="K", help="Drafts of a chain.")] = 3,
+    drafts: Annotated[
+        int | None, typer.Option(min=1, max=16, metavar="K", help="Drafts of a chain; 3 by default.")
+    ] = None,
     plan: Annotated[PlanOption | None, typer.Option(help="Lowerings, costs and launches of a backend.")] = None,
+    source: Annotated[
+        bool, typer.Option("--source", help="With --plan inductor, the C++ it generates; up to minutes.")
+    ] = False,
     other: Annotated[
         str | None, typer.Option("--diff", metavar="OTHER", help="Compare: X before, OTHER after.")
     ] = None,
@@ -66,14 +74,24 @@ def draw(
     .html is an interactive page in one file; .json opens in Model Explorer. See docs/drawing.md.
     """
     del debug
+    # what can be refused is refused before anything is loaded
+    _check_files(output, overlay or [])
+    if drafts is not None and program is not ProgramOption.CHAIN:
+        raise ValueError("--drafts: expected --program chain beside it, which is what is unrolled; add it")
+    plans = {plan, other_plan} - {None}
+    if dims and not plans:
+        raise ValueError("--dims: expected --plan beside it, whose sizes these are; add --plan reference")
+    if source and PlanOption.INDUCTOR not in plans:
+        raise ValueError("--source: expected --plan inductor beside it, whose kernels are generated; add it")
     screen = Screen(as_json=as_json)
     with screen.step("loading torch"):
         from drafts.commands.draw import DrawOptions  # noqa: PLC0415 - it loads torch
         from drafts.commands.draw import draw as body  # noqa: PLC0415
     options = DrawOptions(
         program=None if program is None else program.value,
-        num_drafts=drafts,
+        num_drafts=drafts or DEFAULT_NUM_DRAFTS,
         plan=None if plan is None else plan.value,
+        has_source=source,
         other=other,
         other_plan=None if other_plan is None else other_plan.value,
         overlays=tuple(overlay or ()),
@@ -82,6 +100,17 @@ def draw(
         width=width,
     )
     body(x, output, options, screen)
+
+
+def _check_files(output: Path, overlays: list[Path]) -> None:
+    if output.suffix not in ENDINGS:
+        got = f"the ending {output.suffix}" if output.suffix else "none"
+        raise ValueError(f"draw -o: expected a file that ends in {', '.join(ENDINGS)}, got {got}")
+    if not output.parent.is_dir():
+        raise ValueError(f"draw -o {output}: expected a folder that exists, {output.parent} does not; make it first")
+    for path in overlays:
+        if not path.is_file():
+            raise ValueError(f"--overlay {path}: expected a file that another command wrote, got none; check the path")
 
 
 def trace(

@@ -156,19 +156,22 @@ def _bench(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:
 
 
 def _trace(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:
-    """Mean time of each call over the runs of a timeline that were measured call by call."""
+    """Mean time of each call over the runs of a timeline: measured call by call, else the plan's split of the runs."""
     by_value = {node.name: node.id for node in drawing.nodes if node.kind == "call"}
     times: dict[str, list[float]] = {}
+    is_measured = any(event.get("cat") == "measured" for event in record["traceEvents"])
     for event in record["traceEvents"]:
-        if event.get("cat") != "measured":
+        if event.get("cat") != ("measured" if is_measured else "planned"):
             continue
         value, draft = event["args"]["value"], event["args"]["draft"]
         for spelled in (value, f"{value}.{draft}"):
             if spelled in by_value:
-                times.setdefault(by_value[spelled], []).append(float(event["dur"]))
+                times.setdefault(by_value[spelled], []).append(float(event["args"]["us"]))
     means = {id: sum(held) / len(held) for id, held in times.items()}
-    about = "interpreter, call by call, measured: mean over runs"
-    return (_per_node("time", "us", about, means, (("file", name),)),)
+    title, about = "time", "interpreter, call by call, measured: mean over runs"
+    if not is_measured:
+        title, about = "time, split by bytes", "chains of one launch, measured: mean over runs; the split is planned"
+    return (_per_node(title, "us", about, means, (("file", name),)),)
 
 
 def _acceptance(record: Record, drawing: Drawing, name: str) -> tuple[Overlay, ...]:

@@ -30,16 +30,19 @@ from drafts.proposer import DraftProposer
 from drafts.runner import DraftRunner
 
 MEASURED, PLANNED = 1, 2
+# a viewer turns microseconds into whole nanoseconds, each start and duration by itself, and drops what then juts out of
+# the event around it; multiples of an eighth turn without a rest
+_GRID = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One event: microseconds from the start of the first run; `args` are shown when it is clicked."""
+    """One event, from and to in microseconds after the start of the first run; `args` are shown when it is clicked."""
 
     process: int
     name: str
     start_us: float
-    duration_us: float
+    end_us: float
     category: str
     args: dict[str, Any] = field(default_factory=dict)
 
@@ -182,11 +185,11 @@ def _spans(runs: Sequence[_Run], steps: Sequence[_Step], *, is_interpreted: bool
     for number, run in enumerate(runs, start=1):
         begin, end = (run.began - origin) / 1e3, (run.ended - origin) / 1e3
         chain = f"run {number}: chain of {plural(len(steps), 'draft')}"
-        yield Span(MEASURED, chain, begin, end - begin, "run", {"run": number})
+        yield Span(MEASURED, chain, begin, end, "run", {"run": number})
         if is_interpreted:
             for draft, (step, done) in enumerate(zip(steps, run.done, strict=True), start=1):
                 yield from _measured(step, [(name, (at - origin) / 1e3) for name, at in done], draft)
-        yield Span(PLANNED, f"{chain}, split by planned bytes", begin, end - begin, "run", {"run": number})
+        yield Span(PLANNED, f"{chain}, split by planned bytes", begin, end, "run", {"run": number})
         yield from _planned(steps, begin, end)
 
 
@@ -216,15 +219,15 @@ def _nested(
 ) -> Iterator[Span]:
     if not starts:
         return
-    yield Span(process, f"draft {draft}", starts[0], ends[-1] - starts[0], "draft", {"draft": draft})
+    yield Span(process, f"draft {draft}", starts[0], ends[-1], "draft", {"draft": draft})
     timed = list(zip(step.circuit.calls, starts, ends, strict=True))
     for block, group in groupby(timed, key=lambda held: held[0].block):
         calls = list(group)
         if block:
-            yield Span(process, block, calls[0][1], calls[-1][2] - calls[0][1], "region", {"draft": draft})
+            yield Span(process, block, calls[0][1], calls[-1][2], "region", {"draft": draft})
         for call, start, end in calls:
             name = f"{type(call.node).__name__} {call.results[0].name}"
-            yield Span(process, name, start, end - start, category, _args(call, step, draft))
+            yield Span(process, name, start, end, category, _args(call, step, draft))
 
 
 def _args(call: Call, step: _Step, draft: int) -> dict[str, Any]:
@@ -239,26 +242,36 @@ def _args(call: Call, step: _Step, draft: int) -> dict[str, Any]:
 
 
 def _document(spans: Sequence[Span], path: str, folder: Path) -> dict[str, Any]:
-    """Return the trace event format: processes named first, then complete events."""
+    """Return the trace event format: processes named first, then complete events, outer ones before their inner ones.
+
+    `ts` and `dur` lie on a grid; what was measured or planned to the nanosecond is `us` among the arguments.
+    """
     names = {MEASURED: f"measured, {path}", PLANNED: "planned, measured time split by bytes"}
     events: list[dict[str, Any]] = []
     for process, name in names.items():
-        events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 1, "args": {"name": name}})
-        events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": 1, "args": {"name": "drafts"}})
+        # a viewer may take a thread's number for its own in all processes
+        place = {"ph": "M", "pid": process, "tid": process}
+        events.append({**place, "name": "process_name", "args": {"name": name}})
+        events.append({**place, "name": "process_sort_index", "args": {"sort_index": process}})
+        events.append({**place, "name": "thread_name", "args": {"name": "drafts"}})
     events += [
         {
             "ph": "X",
             "name": span.name,
             "cat": span.category,
             "pid": span.process,
-            "tid": 1,
-            "ts": round(span.start_us, 3),
-            "dur": round(span.duration_us, 3),
-            "args": span.args,
+            "tid": span.process,
+            "ts": _on_grid(span.start_us),
+            "dur": _on_grid(span.end_us) - _on_grid(span.start_us),
+            "args": {**span.args, "us": round(span.end_us - span.start_us, 3)},
         }
         for span in spans
     ]
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"checkpoint": str(folder), "path": path}}
+
+
+def _on_grid(time_us: float) -> float:
+    return round(time_us * _GRID) / _GRID
 
 
 def _report(

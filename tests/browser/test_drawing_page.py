@@ -1,12 +1,15 @@
 """The interactive page in a real browser, from file:// with the network off."""
 
+import inspect
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from circuit import Circuit
 from circuit.draw import CallNote, Drawing, Notes, Overlay, View, draw_circuit, draw_difference
+from nodes import SparseMlaAttention
 from tests.support.drawings import diamond, hard_circuit, large_circuit
 from tests.support.toy_nodes import toy_circuit
 
@@ -16,10 +19,20 @@ Page = Any
 def toy_view() -> View:
     notes = Notes(
         calls={
-            "scaled": CallNote("lower_scale", "bitwise", 3, 2_000, 40, kernel="def lower_scale(): ..."),
+            "scaled": CallNote(
+                "lower_scale",
+                "bitwise",
+                3,
+                2_000,
+                40,
+                kernel="def lower_scale(): ...",
+                kernels=("cpp_fused_scale_0",),
+                unfired=(("fuse_scale", "the scale is read twice"),),
+            ),
         },
         weight_sources={"norm.gain": "model.norm.weight"},
         unfired={"fuse": "nothing to fuse"},
+        kernels={"cpp_fused_scale_0": "void cpp_fused_scale_0(float* x) {}"},
     )
     return View("toy", draw_circuit(toy_circuit(), notes))
 
@@ -80,8 +93,15 @@ def test_a_click_fills_the_panel_with_all_that_is_known(open_page: Any) -> None:
     text = page.inner_text("#panel")
     for expected in ("ToyScale", "scaled", "x * factor.", "factor", "1e-05", "f32[n, 8]", "lower_scale", "bitwise"):
         assert expected in text
-    for expected in ("2\u00a0KB", "40\u00a0B", "nothing to fuse", "effects", "source of the lowering"):
+    for expected in ("2\u00a0KB", "40\u00a0B", "effects", "source of the lowering", "cpp_fused_scale_0"):
         assert expected in text
+    page.click("#panel summary:has-text('cpp_fused_scale_0')")
+    assert "void cpp_fused_scale_0(float* x) {}" in page.inner_text("#panel")
+    # the rules that take this node are at it, and those of the whole program at the whole
+    assert re.search(r"Rules for ToyScale that did not fire\s+fuse_scale\s+the scale is read twice", text)
+    assert "nothing to fuse" not in text
+    page.keyboard.press("Escape")
+    assert "nothing to fuse" in page.inner_text("#panel")
     page.click(shape(view.drawing, "toy_gain_1"))
     assert "from model.norm.weight" in page.inner_text("#panel")
     page.click(shape(view.drawing, "next_cache"))
@@ -121,6 +141,28 @@ def test_search_finds_a_node_inside_a_collapsed_block_and_opens_it(open_page: An
     page.keyboard.press("Enter")
     page.wait_for_selector(shape(view.drawing, "toy_gain_1") + ".selected")
     assert "ToyGain" in page.inner_text("#panel")
+
+
+def test_search_finds_a_block_and_goes_to_it(open_page: Any) -> None:
+    view = toy_view()
+    page = open_page([view])
+    inner = next(one for one in view.drawing.groups if one.parent)
+    page.keyboard.press("/")
+    page.keyboard.type(f"{inner.kind} {inner.title}")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".group.selected")
+    assert page.locator(".selected").get_attribute("id") == f"shape-{inner.id}"
+    assert inner.title in page.inner_text("#panel h2")
+
+
+def test_the_lines_of_a_docstring_become_rows_and_none_is_lost(open_page: Any) -> None:
+    doc = inspect.cleandoc(SparseMlaAttention.__doc__ or "")
+    drawing = replace(toy_view().drawing, docs=(("ToyScale", doc),))
+    page = open_page([View("toy", drawing)])
+    page.click(shape(drawing, "scaled"))
+    assert re.findall(r"\w+", page.inner_text("#panel .doc")) == re.findall(r"\w+", doc)
+    assert page.locator("#panel .doc th").all_inner_texts() == ["Ports", "Result", "Numerics", "State", "Source"]
+    assert len(page.locator("#panel .doc td").first.inner_text().splitlines()) == len(SparseMlaAttention.ports)
 
 
 def test_search_for_nothing_says_so(open_page: Any) -> None:
@@ -235,6 +277,11 @@ def test_difference_marks_what_was_added_removed_and_changed(open_page: Any) -> 
     page = open_page([View("merged", merged)])
     assert page.locator(".node.call.s-added").count() == 1
     assert page.locator(".node.call.s-removed").count() == 1
+    assert page.locator("#panel .link").all_inner_texts() == [
+        node.name for node in merged.nodes if node.status != "same"
+    ]
+    page.click("#panel .link:has-text('scaled')")
+    assert page.locator(".selected").get_attribute("id") == shape(merged, "scaled")[1:]
     page.click(".node.call.s-changed >> nth=0")
     assert re.search(r"attribute factor\s+2\.0\s+→\s+3\.0", page.inner_text("#panel"))
 

@@ -1,6 +1,9 @@
 """`circuit draw`, `circuit trace` and `circuit show --draw` as a user meets them."""
 
 import json
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,8 @@ import pytest
 
 from circuit import save_document
 from circuit.draw.cells import cell_width
+from compiler.inductor import has_cxx_compiler
+from drafts.commands.draw_kernels import generated_kernels, kernel_source
 from tests.drafts.command_line import circuit
 from tests.drafts.tiny_checkpoint import write_tiny_checkpoint
 from tests.support.drawings import diamond, hard_circuit
@@ -120,6 +125,118 @@ def test_inductor_plan_shows_the_source_of_its_lowerings(checkpoint: Path, tmp_p
     assert notes["RmsNorm"]["kernel"] == ""
 
 
+def test_triton_plan_shows_the_kernels_of_each_launch_and_of_the_calls_in_it(checkpoint: Path, tmp_path: Path) -> None:
+    circuit("draw", checkpoint, "-o", tmp_path / "x.html", "--program", "step", "--plan", "triton")
+    drawing = views(tmp_path / "x.html")[0]["drawing"]
+    sources = dict(drawing["kernels"])
+    launches = [group for group in drawing["groups"] if group["kind"] == "launch"]
+    assert all(launch["note"]["kernels"] for launch in launches)
+    for node in drawing["nodes"]:
+        if node["kind"] == "call":
+            assert all(f"def {kernel.split('.')[1]}(" in sources[kernel] for kernel in node["note"]["kernels"])
+    attend = next(node for node in drawing["nodes"] if node["title"] == "SparseMlaAttention")
+    assert attend["note"]["kernels"] == ["mla_split.mla_split", "combine_values.combine_values"]
+
+
+def test_source_of_a_kernel_comes_before_the_functions_it_calls() -> None:
+    source = kernel_source("experts.experts_up")
+    names = re.findall(r"^def (\w+)", source, re.MULTILINE)
+    # from its own file, and from another that it imports from
+    assert names[0] == "experts_up"
+    assert {"list_chosen", "clamped_swiglu"} <= set(names[1:])
+    assert len(names) == len(set(names))
+    assert source.startswith("@triton.jit")
+
+
+@pytest.mark.skipif(not has_cxx_compiler(), reason="no C++ compiler")
+def test_generated_kernels_of_inductor_are_shown_at_the_calls_they_run(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ("--program", "context", "--plan", "inductor", "--source")
+    outcome = circuit("draw", checkpoint, "-o", tmp_path / "x.html", *arguments)
+    assert outcome.code == 0, outcome.err
+    drawing = views(tmp_path / "x.html")[0]["drawing"]
+    sources = dict(drawing["kernels"])
+    notes = {node["name"]: node["note"] for node in drawing["nodes"] if node["kind"] == "call"}
+    generated = [name for name in notes["attn_in"]["kernels"] if f"{name}(" in sources[name]]
+    assert generated
+    assert sources[generated[0]].startswith('extern "C"')
+    assert sources[generated[0]].endswith("}")
+    assert all(name in sources for note in notes.values() for name in note["kernels"])
+    assert sum(bool(note["kernels"]) for note in notes.values()) > len(notes) // 2
+
+
+CODE = """extern "C" void cpp_fused_add_0(float* in_ptr0);
+    // [Provenance debug handles] cpp_fused_add_0:1
+    cpp_fused_add_0(a);
+    // [Provenance debug handles] mm_out:2
+    // a comment
+    mm_out(b, c);
+    // [Provenance debug handles] cpp_fused_add_0:3
+    cpp_fused_add_0(d);
+extern "C"  void cpp_fused_add_0(float* in_ptr0)
+{
+    {
+        in_ptr0[0] += 1;
+    }
+}
+extern "C" void cpp_fused_add_01(float* x)
+{
+}
+"""
+
+
+def test_generated_code_is_parted_by_kernel_and_by_call() -> None:
+    told = {
+        "cpp_fused_add_0:1": {"pre_grad_nodes": ["add", "add_1", "unmarked"]},
+        "mm_out:2": {"pre_grad_nodes": ["mm"]},
+        "cpp_fused_add_0:3": {"pre_grad_nodes": ["add_1"]},
+    }
+    kernels = generated_kernels(CODE, told, {"add": "x", "add_1": "y", "mm": "z"})
+    assert kernels.by_call == {"x": ("cpp_fused_add_0",), "y": ("cpp_fused_add_0",), "z": ("mm_out, call 2",)}
+    assert kernels.sources["cpp_fused_add_0"].endswith("in_ptr0[0] += 1;\n    }\n}")
+    assert kernels.sources["mm_out, call 2"].splitlines()[1:] == ["mm_out(b, c);"]
+
+
+def test_a_call_shows_only_the_unfired_rules_that_take_its_type(checkpoint: Path, tmp_path: Path) -> None:
+    held = {}
+    for backend in ("triton", "inductor"):
+        circuit("draw", checkpoint, "-o", tmp_path / "x.html", "--program", "step", "--plan", backend)
+        drawing = views(tmp_path / "x.html")[0]["drawing"]
+        calls = [node for node in drawing["nodes"] if node["kind"] == "call"]
+        held[backend] = {node["title"]: [name for name, _ in node["note"]["unfired"]] for node in calls}
+        assert all(why == dict(drawing["unfired"])[name] for node in calls for name, why in node["note"]["unfired"])
+    assert held["triton"]["KeyPool"] == ["context_writes"]
+    assert held["triton"]["Argmax"] == []
+    assert held["inductor"]["Linear"] == ["fold_projections"]
+    assert held["inductor"]["AbsorbQuery"] == ["split_kv_b"]
+    assert held["inductor"]["Embedding"] == []
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (("--drafts", 2), "--program chain"),
+        (("--program", "step", "--drafts", 2), "--program chain"),
+        (("--dims", "n=1"), "--plan"),
+        (("--source",), "--plan inductor"),
+        (("--source", "--plan", "triton"), "--plan inductor"),
+        (("--overlay", "none.json"), "none.json"),
+    ],
+)
+def test_option_that_would_do_nothing_is_refused(tmp_path: Path, given: tuple[object, ...], told: str) -> None:
+    outcome = circuit("draw", tmp_path / "missing", "-o", tmp_path / "x.txt", *given)
+    assert outcome.code == 2
+    assert told in outcome.error
+
+
+def test_two_plans_are_compared_at_the_same_sizes(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ("--program", "step", "--plan", "inductor", "--diff-plan", "triton")
+    circuit("draw", checkpoint, "-o", tmp_path / "x.html", *arguments)
+    merged = views(tmp_path / "x.html")[0]["drawing"]
+    sources = [node for node in merged["nodes"] if node["kind"] in ("input", "state")]
+    assert sources
+    assert {node["status"] for node in sources} == {"same"}
+
+
 def test_plan_of_a_document_asks_for_the_sizes_it_lacks(tmp_path: Path) -> None:
     save_document(diamond(), tmp_path / "d.yaml")
     outcome = circuit("draw", tmp_path / "d.yaml", "-o", tmp_path / "x.txt", "--plan", "reference")
@@ -216,6 +333,56 @@ def test_plan_lays_bytes_and_shares_on_launches(checkpoint: Path, tmp_path: Path
     held = overlays(tmp_path / "x.html")
     assert sum(share for _, share in held["share of the floor"]["groups"]) == pytest.approx(1.0)
     assert sum(size for _, size in held["planned bytes"]["groups"]) == plan.record["bytes_per_draft"]
+
+
+def dropped(events: list[dict[str, Any]], nanoseconds: Callable[[float], int]) -> int:
+    """Count what a viewer drops, in order of start: an event that begins inside another and ends after it."""
+    num_dropped = 0
+    for thread in {(event["pid"], event["tid"]) for event in events}:
+        held = [event for event in events if (event["pid"], event["tid"]) == thread]
+        times = [(nanoseconds(event["ts"] * 1000.0), nanoseconds(event["dur"] * 1000.0)) for event in held]
+        ends: list[int] = []
+        for start, duration in sorted(times, key=lambda time: time[0]):
+            while ends and ends[-1] <= start:
+                ends.pop()
+            if ends and start + duration > ends[-1]:
+                num_dropped += 1
+            else:
+                ends.append(start + duration)
+    return num_dropped
+
+
+@pytest.mark.parametrize("nanoseconds", [int, round, math.ceil])
+def test_trace_keeps_to_the_event_format_and_its_events_nest(
+    checkpoint: Path, tmp_path: Path, nanoseconds: Callable[[float], int]
+) -> None:
+    file = tmp_path / "trace.json"
+    circuit("trace", checkpoint, "-o", file, "--prompt", PROMPT, "--backend", "reference", "--runs", 4)
+    record = json.loads(file.read_text())
+    events = record["traceEvents"]
+    assert record["displayTimeUnit"] in ("ms", "ns")
+    assert all(isinstance(event["name"], str) and event["name"] for event in events)
+    assert all(type(event[key]) is int for event in events for key in ("pid", "tid"))
+    told = {(event["pid"], event["name"]): event["args"] for event in events if event["ph"] == "M"}
+    assert {name for _, name in told} == {"process_name", "process_sort_index", "thread_name"}
+    assert told[1, "process_name"]["name"].startswith("measured")
+    assert told[2, "process_name"]["name"].startswith("planned")
+    # a thread's number stands for one thread in all processes
+    assert len({(event["pid"], event["tid"]) for event in events}) == len({event["tid"] for event in events}) == 2
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["args"]["us"] >= 0 for event in spans)
+    assert all(abs(event["dur"] - event["args"]["us"]) <= 0.126 for event in spans)
+    assert dropped(spans, nanoseconds) == 0
+
+
+def test_trace_of_one_launch_lies_over_a_drawing_as_the_plan_splits_it(checkpoint: Path, tmp_path: Path) -> None:
+    call = {"value": "q_a", "draft": 1, "us": 3.5}
+    path = written(tmp_path, {"traceEvents": [{"ph": "X", "cat": "planned", "dur": 3.5, "args": call}]})
+    outcome = circuit("draw", checkpoint, "-o", tmp_path / "x.html", "--program", "step", "--overlay", path)
+    assert outcome.code == 0, outcome.err
+    held = overlays(tmp_path / "x.html")["time, split by bytes"]
+    assert [value for _, value in held["nodes"]] == [3.5]
+    assert "planned" in held["about"]
 
 
 def test_trace_times_every_call_beside_the_plan_and_lies_over_a_drawing(checkpoint: Path, tmp_path: Path) -> None:

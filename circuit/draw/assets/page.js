@@ -121,7 +121,7 @@
   function showPanel() {
     panel.replaceChildren();
     const [index, id] = [state.index, state.selected];
-    if (!id) circuitPanel.showAll(panel, index);
+    if (!id) circuitPanel.showAll(panel, index, goTo);
     else if (index.nodes.has(id)) circuitPanel.showNode(panel, index, index.nodes.get(id), goTo);
     else if (index.groups.has(id)) circuitPanel.showGroup(panel, index, index.groups.get(id), state.collapsed.has(id), goTo, toggle);
     else circuitPanel.showEdge(panel, index, { edge: index.edges.get(id) }, goTo);
@@ -153,10 +153,11 @@
     return layOut(group);
   }
 
-  // go to a node, opening what it stands in
+  // go to a node or a group, opening what it stands in
   function goTo(id) {
     let opened = false;
-    for (let group = state.index.nodes.get(id).group; group; group = state.index.groups.get(group).parent) {
+    const isNode = state.index.nodes.has(id);
+    for (let group = isNode ? state.index.nodes.get(id).group : state.index.groups.get(id).parent; group; group = state.index.groups.get(group).parent) {
       opened = state.collapsed.delete(group) || opened;
     }
     return (opened ? layOut() : Promise.resolve()).then(function () {
@@ -244,15 +245,19 @@
     for (const node of words.length ? state.index.drawing.nodes : []) {
       const text = [node.title, node.name, ...node.makes.map((port) => port.value), ...node.weights.map((one) => one.name)];
       const joined = text.join(" ").toLowerCase();
-      if (words.every((word) => joined.includes(word))) found.push([node, node.name.toLowerCase() === words.join(" ") ? 0 : 1]);
+      if (words.every((word) => joined.includes(word))) found.push([{ id: node.id, name: node.name, kind: node.title }, node.name.toLowerCase() === words.join(" ") ? 0 : 1]);
+    }
+    for (const group of words.length ? state.index.drawing.groups : []) {
+      const joined = (group.kind + " " + group.title).toLowerCase();
+      if (words.every((word) => joined.includes(word))) found.push([{ id: group.id, name: group.title, kind: group.kind }, group.title.toLowerCase() === words.join(" ") ? 0 : 1]);
     }
     found.sort((a, b) => a[1] - b[1]);
-    for (const [node] of found.slice(0, MAX_FOUND)) {
-      const line = circuitPanel.element("li", "", node.name);
+    for (const [held] of found.slice(0, MAX_FOUND)) {
+      const line = circuitPanel.element("li", "", held.name);
       line.setAttribute("role", "option");
-      line.append(circuitPanel.element("small", "", node.title));
-      line.dataset.node = node.id;
-      line.addEventListener("pointerdown", (event) => (event.preventDefault(), take(node.id)));
+      line.append(circuitPanel.element("small", "", held.kind));
+      line.dataset.node = held.id;
+      line.addEventListener("pointerdown", (event) => (event.preventDefault(), take(held.id)));
       list.append(line);
     }
     if (words.length && !found.length) list.append(circuitPanel.element("li", "none", "nothing of that name"));

@@ -18,6 +18,7 @@ var circuitPaint = (function () {
       low: "#22303f", high: "#b9dcff", added: "#5fd08f", removed: "#ff8a80", changed: "#ffcc66", focus: "#6fa8ff",
     },
   };
+  const BAR_WIDTH = 64; // of the number in an open frame's corner
   const KINDS = ["data", "state", "feedback", "host", "weight"];
   const MEANINGS = {
     data: "data",
@@ -298,8 +299,14 @@ var circuitPaint = (function () {
     if (value !== undefined && !box.isCollapsed) {
       const text = readable(value, ready.overlay.unit);
       svg += '<text class="v-text" text-anchor="end" x="' + number(box.x + box.width - 12) + '" y="' + number(box.y + 22) + '">' + escaped(text) + "</text>";
+      if (ready.overlay.groups.some((pair) => pair[0] === group.id)) {
+        const share = Math.max(0, Math.min(1, ready.scale.at(value)));
+        const left = box.x + box.width - 12 - BAR_WIDTH;
+        svg += '<rect class="barback"' + rect(left, box.y + 27, BAR_WIDTH, 3.5, 1.5) + "/>";
+        svg += '<rect class="bar"' + rect(left, box.y + 27, Math.max(1, BAR_WIDTH * share), 3.5, 1.5) + "/>";
+      }
     }
-    return '<g class="titles' + dark + (box.isCollapsed || value !== undefined ? "" : " halo") + '" data-id="' + group.id + '">' + svg + "</g>";
+    return '<g class="titles' + dark + (box.isCollapsed ? "" : " halo") + '" data-id="' + group.id + '">' + svg + "</g>";
   }
 
   function grouped(svg, box, dark) {

@@ -56,6 +56,33 @@ var circuitPanel = (function () {
     return made;
   }
 
+  // a port's line: what goes through it, its type below, for both side by side would break names
+  function stacked(first, ...rest) {
+    const made = element("div", "stacked");
+    made.append(first, ...rest.filter(Boolean).map((text) => (text instanceof Node ? text : element("span", "soft", text))));
+    return made;
+  }
+
+  // a node's docstring: sentences, then lines such as `State: none`, whose own lines go on further in
+  function docs(panel, text) {
+    const made = element("div", "doc");
+    const rows = [];
+    for (const part of text.split(/\n\s*\n/)) {
+      const lines = part.split("\n");
+      if (!lines.every((line) => /^([A-Z]\w*:\s|\s)/.test(line))) {
+        made.append(element("p", "", lines.join(" ")));
+        continue;
+      }
+      for (const line of lines) {
+        const named = line.match(/^([A-Z]\w*):\s+(.*)$/);
+        if (named) rows.push([named[1], named[2]]);
+        else rows[rows.length - 1][1] += (/^\s+- /.test(line) ? "\n" : " ") + line.trim();
+      }
+    }
+    if (rows.length) table(made, rows.map(([name, said]) => [name, name === "Ports" ? said.replace(/ - /g, "\n").replace(/^- /gm, "") : said]));
+    panel.append(made);
+  }
+
   function head(panel, kind, title, status) {
     panel.append(element("p", "kind", kind + (status && status !== "same" ? ", " + status : "")));
     panel.append(element("h2", "", title));
@@ -81,7 +108,7 @@ var circuitPanel = (function () {
     if (path.length) panel.append(element("p", "path", path.join(" / ")));
     if (node.changes.length) table(section(panel, "Changed"), node.changes.map(([what, a, b]) => [what, a + "  \u2192  " + b]));
     const doc = drawing.docs.find((pair) => pair[0] === node.title);
-    if (isCall && doc) panel.append(element("pre", "doc", doc[1]));
+    if (isCall && doc) docs(panel, doc[1]);
     if (node.attributes.length) table(section(panel, "Attributes"), node.attributes);
     const held = overlayRows(index, (ready) => ready.nodes.get(node.id));
     if (held.length) table(section(panel, "Measured and planned"), held);
@@ -91,7 +118,7 @@ var circuitPanel = (function () {
         const state = node.writes.includes(port.name) ? ", written" : node.reads.includes(port.name) ? ", read" : "";
         const producers = element("span", "links");
         for (const edge of from) producers.append(link(port.value, edge.source, go));
-        return [port.name || "value", producers, port.type + state];
+        return [port.name || "value", stacked(producers, port.type + state)];
       });
       table(section(panel, "Takes"), rows);
     }
@@ -102,7 +129,7 @@ var circuitPanel = (function () {
     if (node.makes.length) {
       const rows = node.makes.map(function (port, at) {
         const to = drawing.edges.filter((edge) => edge.source === node.id && edge.source_port === at);
-        return [port.value, port.type, links(to.map((edge) => edge.target), index, go)];
+        return [port.value, stacked(port.type, links(to.map((edge) => edge.target), index, go))];
       });
       table(section(panel, "Makes, and who takes it"), rows);
     }
@@ -110,13 +137,12 @@ var circuitPanel = (function () {
       const effects = [...node.writes.map((port) => ["writes", port]), ...node.reads.map((port) => ["reads", port])];
       table(section(panel, "State"), effects.length ? effects : [["effects", "none"]]);
     }
-    showNote(panel, node.note);
-    if (isCall && drawing.unfired.length) table(section(panel, "Rules that did not fire in this program"), drawing.unfired);
+    showNote(panel, index, node.note, isCall ? node.title : "");
     const source = drawing.sources.find((pair) => pair[0] === node.title);
     if (isCall && source && source[1]) code(section(panel, "Meaning"), "reference of " + node.title, source[1]);
   }
 
-  function showNote(panel, note) {
+  function showNote(panel, index, note, nodeType) {
     if (!note) return;
     const rows = [];
     if (note.launch) rows.push(["launch", note.launch]);
@@ -128,7 +154,12 @@ var circuitPanel = (function () {
     const made = section(panel, "Plan");
     table(made, rows);
     if (note.kernel) code(made, "source of the lowering", note.kernel);
-    if (note.unfired.length) table(section(panel, "Rules that did not fire"), note.unfired);
+    if (note.kernels.length) {
+      const sources = new Map(index.drawing.kernels);
+      const shown = section(panel, note.kernels.length > 1 ? "Kernels that run it" : "Kernel that runs it");
+      for (const name of note.kernels) code(shown, circuitLayout.shortened(name), sources.get(name) || "no source");
+    }
+    if (note.unfired.length) table(section(panel, nodeType ? "Rules for " + nodeType + " that did not fire" : "Rules that did not fire"), note.unfired);
   }
 
   function showEdge(panel, index, one, go) {
@@ -157,19 +188,19 @@ var circuitPanel = (function () {
     const rows = [["nodes", String(inner.length)]];
     if (notes.length) rows.push(["bytes read", paint.readable(sum("bytes_read"), "bytes")], ["bytes written", paint.readable(sum("bytes_written"), "bytes")], ["flops", paint.readable(sum("flops"), "")]);
     table(section(panel, group.kind === "launch" ? "One launch, its calls apart" : "Holds"), rows);
-    showNote(panel, group.note);
+    showNote(panel, index, group.note, "");
     const held = overlayRows(index, (ready) => ready.groups.get(group.id));
     if (held.length) table(section(panel, "Measured and planned"), held);
     const edges = index.drawing.edges;
     const into = edges.filter((edge) => inside.has(edge.target) && !inside.has(edge.source));
     const out = edges.filter((edge) => inside.has(edge.source) && !inside.has(edge.target));
     const listed = (list) => Array.from(new Map(list.map((edge) => [edge.value, edge])).values());
-    if (into.length) table(section(panel, "Takes"), listed(into).map((edge) => [link(edge.value, edge.source, go), edge.type]));
-    if (out.length) table(section(panel, "Makes"), listed(out).map((edge) => [link(edge.value, edge.source, go), edge.type]));
+    if (into.length) table(section(panel, "Takes"), listed(into).map((edge) => [stacked(link(edge.value, edge.source, go), edge.type)]));
+    if (out.length) table(section(panel, "Makes"), listed(out).map((edge) => [stacked(link(edge.value, edge.source, go), edge.type)]));
     table(section(panel, "Nodes"), inner.slice(0, 200).map((id) => [link(index.nodes.get(id).name, id, go), index.nodes.get(id).title]));
   }
 
-  function showAll(panel, index) {
+  function showAll(panel, index, go) {
     const drawing = index.drawing;
     head(panel, "circuit", drawing.name);
     if (drawing.about) panel.append(element("p", "value", drawing.about));
@@ -180,6 +211,11 @@ var circuitPanel = (function () {
       if (count) rows.push([status, String(count)]);
     }
     table(section(panel, "Holds"), rows);
+    const changed = drawing.nodes.filter((node) => node.status !== "same");
+    if (changed.length) {
+      const rows = changed.slice(0, 200).map((node) => [link(node.name, node.id, go), [node.status, ...node.changes.map((change) => change[0])].join("\n")]);
+      table(section(panel, "Changes"), rows);
+    }
     for (const overlay of drawing.overlays) {
       table(section(panel, overlay.name), [["about", overlay.about], ...overlay.details]);
     }

@@ -1,11 +1,13 @@
 """The terminal drawing: within its width, its wires joined to the calls they belong to."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from circuit import Circuit, f32
-from circuit.draw import CallNote, Notes, draw_circuit, to_terminal
+from circuit.draw import CallNote, Notes, Overlay, draw_circuit, to_terminal
 from circuit.draw.cells import cell_width, fitted, padded
 from tests.support.circuit_strategies import circuits
 from tests.support.drawings import diamond, hard_circuit, large_circuit
@@ -79,3 +81,14 @@ def test_cells_count_wide_and_combining_characters() -> None:
     assert cell_width("e\u0301漢") == 3
     assert fitted("漢字漢字", 5) == "漢字…"
     assert cell_width(padded("漢字漢字", 4)) == 4
+
+
+def test_a_number_outlasts_what_a_narrow_line_cuts_and_is_explained() -> None:
+    drawing = draw_circuit(toy_circuit())
+    norm = next(node for node in drawing.nodes if node.weights)
+    overlay = Overlay("time", "us", "measured", nodes=((norm.id, 12.5),))
+    width = 2 * len(drawing.nodes) + len(f"{norm.title}(x) [12.5 us]") + 8
+    lines = to_terminal(replace(drawing, overlays=(overlay,)), width=width).splitlines()
+    assert any(f"{norm.title}(" in line and "[12.5 us]" in line for line in lines)
+    assert any(line.startswith("[] time in us: measured") for line in lines)
+    assert max(cell_width(line) for line in lines) <= width
