@@ -177,6 +177,11 @@ def _check_format(text: bytes, path: Path) -> None:
         raise CircuitError(
             f"{path}: expected JSON, got something else; it is truncated or edited, compile again"
         ) from None
+    if isinstance(document, dict) and document.get("backend") == "triton":
+        raise CircuitError(
+            f"{path}: expected native programs, got launches for a GPU, which are there to be read (circuit inspect); "
+            "run the checkpoint itself with --backend triton"
+        )
     found = document.get("format") if isinstance(document, dict) else None
     if isinstance(found, int) and found != FORMAT:
         step = "a newer version wrote it, update or compile again" if found > FORMAT else "compile again"

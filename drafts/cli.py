@@ -307,7 +307,11 @@ def inspect(
     screen = Screen(as_json=as_json)
     with screen.step("loading torch"):
         from drafts.commands.describe import describe
-    describe(artifact, screen)
+        from drafts.commands.describe_launches import describe_launches, is_for_gpu
+    if is_for_gpu(artifact):
+        describe_launches(artifact, screen)
+    else:
+        describe(artifact, screen)
 
 
 @app.command()

@@ -23,12 +23,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from circuit import CircuitError
-from compiler.artifact import CIRCUIT, FORMAT, MANIFEST, PLAN, digest_of, file_digest
+from compiler.artifact import CIRCUIT, MANIFEST, PLAN, digest_of, file_digest
 from compiler.triton.ahead_of_time import MachineCode, compile_launch
 from compiler.triton.document import code_key, launch_document
 from compiler.triton.emission import LaunchPlan
 from compiler.triton.launch import Launch
 
+FORMAT: Literal[1] = 1
 LAUNCHES, KERNELS = "launches", "kernels"
 TARGETS = {"sm_80": 80, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
 
@@ -72,7 +73,7 @@ class LaunchesRecord(_Record):
 class LaunchManifest(_Record):
     """What an artifact for a GPU holds and what it was made from."""
 
-    format: Literal[2]
+    format: Literal[1]
     backend: Literal["triton"]
     target: Literal["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
     torch_version: str

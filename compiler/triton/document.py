@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from circuit import dtype_name
 from compiler.triton.emission import LaunchPlan
 from compiler.triton.launch import Argument, Launch, View
 
@@ -30,7 +29,7 @@ def launch_document(plan: LaunchPlan, *, code_of: Mapping[str, str]) -> dict[str
         for launch, call, step in zip(plan.launches, plan.calls, plan.steps, strict=True)
     ]
     buffers = {
-        name: {"kind": buffer.kind, "dtype": dtype_name(buffer.dtype), "bytes": buffer.num_bytes}
+        name: {"kind": buffer.kind, "dtype": _name(buffer.dtype), "bytes": buffer.num_bytes}
         | ({"offset": plan.offsets[name]} if name in plan.offsets else {})
         for name, buffer in plan.buffers.items()
     }

@@ -88,14 +88,14 @@ def print_launches(screen: Screen, manifest: LaunchManifest) -> None:
     screen.out.print(table)
     screen.out.print()
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("kernel", no_wrap=True)
-    for column in ("registers", "spilled", "shared, KB", "warps", "programs/SM", "16-byte loads", "tensor core"):
-        table.add_column(column, justify="right")
+    table.add_column("kernel", overflow="fold")
+    for column in ("registers", "spilled", "smem KB", "warps", "per SM", "16 B loads", "mma"):
+        table.add_column(column, justify="right", no_wrap=True)
     for kernel in manifest.kernels:
         cells = (
             kernel.registers,
             kernel.spilled_bytes,
-            f"{kernel.shared_bytes / 1024:.1f}",
+            f"{kernel.shared_bytes / 1024:.0f}",
             kernel.num_warps,
             kernel.blocks_per_multiprocessor,
             kernel.wide_loads,
