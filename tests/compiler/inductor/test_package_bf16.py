@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiler.inductor import PackagedProgram, build_driver, build_package
+from compiler.inductor import PackagedProgram, bf16_products, build_driver, build_package
 from drafts.batch import RowBatch
 from drafts.binding import DraftBinding, bind_head
 from drafts.cache import DrafterCache, default_block_size
+from drafts.compile_drafter import compile_drafter
 from drafts.config import DraftConfig, read_config
 from drafts.decisions import Decisions
 from drafts.eager_glm5_next import EagerGlm5NextHead
+from drafts.proposer import DraftProposer
 from drafts.runner import row_inputs, state_tensors
 from drafts.weights import head_weight_specs, load_weights
 from tests.support.artifacts import GOLDEN_VECTORS
@@ -56,6 +58,27 @@ def test_step_is_no_farther_from_truth_than_eager(name: str, tmp_path_factory: p
     medians = [float(torch.tensor(errors).median()) for errors in (ours, theirs)]
     assert medians[0] <= 1.1 * medians[1], medians
     assert equal >= 0.98 * NUM_RUNS
+
+
+@pytest.mark.parametrize("native_products", [True, False])
+def test_rows_of_a_chain_have_the_bits_that_each_has_alone(native_products: bool, tmp_path: Path) -> None:
+    """Both ways to multiply bf16, where this machine has both; native code stands in the packages that were let."""
+    checkpoint = CHECKPOINTS["golden"]
+    manifest = compile_drafter(
+        DraftProposer.from_checkpoint(checkpoint, dtype=torch.bfloat16, decisions=DECISIONS, max_seq_len=1),
+        checkpoint,
+        tmp_path / "artifact",
+        num_drafts=2,
+        batches=(1, 3),
+        contexts=(16,),
+        context_rows=(),
+        native_products=native_products,
+    )
+    assert [program.num_rows for program in manifest.programs if program.is_row_exact] == [1, 3]
+    assert manifest.native_products == native_products
+    for program in manifest.programs:
+        has_native = b"draft_bf16_products" in (tmp_path / "artifact" / program.file).read_bytes()
+        assert has_native == (native_products and bf16_products.are_available())
 
 
 def _program(binding: DraftBinding, tmp_path_factory: pytest.TempPathFactory, name: str) -> PackagedProgram:
