@@ -13,20 +13,18 @@ from torch import Tensor
 from circuit import BindingError, Call, Circuit, LoweringError, RunResult, StateType, Value, check_tensor
 from compiler.registry import Lowering, lowering_of
 
-LOWERED_BACKENDS = ("inductor",)
+# what registers each backend's lowerings; it may load a compiler, which nobody waits for who does not ask
+LOWERED_BACKENDS = {"inductor": "compiler.inductor.lowering", "triton": "compiler.triton.rules"}
+LAUNCHED = "triton"  # its lowerings make launches, which run in a program
 
 Observer = Callable[[Value, Tensor], None]
 
 
 def load_lowerings(backend: str) -> None:
-    """Import what registers a backend's lowerings; `LoweringError` for a backend without code that runs op by op."""
+    """Import what registers a backend's lowerings; `LoweringError` for a backend that has none."""
     if backend not in LOWERED_BACKENDS:
-        raise LoweringError(
-            f"backend {backend!r}: expected one whose lowerings run op by op ({', '.join(LOWERED_BACKENDS)}); "
-            "it has no code yet"
-        )
-    # they load a compiler, which nobody waits for who does not ask
-    importlib.import_module(f"compiler.{backend}.lowering")
+        raise LoweringError(f"backend {backend!r}: expected one that has lowerings: {', '.join(LOWERED_BACKENDS)}")
+    importlib.import_module(LOWERED_BACKENDS[backend])
 
 
 @torch.no_grad()
@@ -42,10 +40,15 @@ def run_op_by_op(
     """Run every call by its lowering, or by its reference where it has none; the states handed in stay as they are.
 
     `observe` is shown every value and its tensor, sources first; a state's tensor is written by later calls. Raises
-    `BindingError` for a missing or ill-typed tensor, `LoweringError` for a lowering that writes an argument other than
-    the states its node writes. These, and an exception of a lowering, carry a note with the call.
+    `BindingError` for a missing or ill-typed tensor, `LoweringError` for a backend whose lowerings make launches, and
+    for a lowering that writes an argument other than the states its node writes. These, and an exception of a lowering,
+    carry a note with the call.
     """
     load_lowerings(backend)
+    if backend == LAUNCHED:
+        raise LoweringError(
+            f"backend {backend!r}: its lowerings make launches and do not run op by op; see LaunchProgram"
+        )
     values: dict[Value, Tensor] = {}
     for kind, declared, given in (
         ("input", circuit.inputs, inputs),

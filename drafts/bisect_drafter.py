@@ -6,6 +6,7 @@ on. So a fault is found where it arises, whatever drafts before it did.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,12 +32,22 @@ class Finding:
         return tuple(str(self.run.circuit.calls[index]) for index in self.culprit.calls)
 
 
-class DrafterBisection:
-    """Plays scripts by the references of a binding and looks for a culprit in each program that runs."""
+# turns a program, its inputs and states into the circuit that a backend runs, and the weights that this reads
+Prepare: TypeAlias = Callable[
+    [Circuit, Mapping[str, Tensor], Mapping[str, Tensor]], tuple[Circuit, Mapping[str, Tensor]]
+]
 
-    def __init__(self, binding: DraftBinding, runner: PartRunner) -> None:
+
+class DrafterBisection:
+    """Plays scripts by the references of a binding and looks for a culprit in each program that runs.
+
+    `prepare` is for a backend that runs other circuits than those declared: regions, and weights that it derived.
+    """
+
+    def __init__(self, binding: DraftBinding, runner: PartRunner, *, prepare: Prepare | None = None) -> None:
         self._binding = binding
         self._runner = runner
+        self._prepare = prepare or (lambda circuit, inputs, states: (circuit, binding.weights))
         self._context = binding.context()
         self._steps = {is_first: binding.step(is_first=is_first) for is_first in (True, False)}
 
@@ -89,8 +100,9 @@ class DrafterBisection:
         states = state_tensors(stage.cache)
         # the cache is written below, and a run keeps what it was given
         given = {name: tensor.clone() for name, tensor in states.items()}
-        run = reference_run(program, inputs=fed, weights=self._binding.weights, states=given)
+        prepared, weights = self._prepare(program, fed, given)
+        run = reference_run(prepared, inputs=fed, weights=weights, states=given)
         culprit = find_culprit(run, self._runner, dtype=self._binding.config.dtype)
         for name, tensor in states.items():
-            tensor.copy_(run.values[program.state_outputs[name]])
+            tensor.copy_(run.values[prepared.state_outputs[name]])
         return run, None if culprit is None else Finding(run, culprit, where)

@@ -10,6 +10,7 @@ from circuit import Circuit, RunResult, Value
 from compiler import Compiled, DerivedWeights
 from compiler.triton import LaunchProgram
 from drafts.binding import DraftBinding
+from drafts.bisect_drafter import Prepare
 from drafts.triton_runner import compile_for_launches, launch_plan
 
 
@@ -61,15 +62,35 @@ class LaunchSteps:
         return RunResult(outputs, written)
 
     def _made(self, circuit: Circuit, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> _Step:
-        table = inputs["block_table"]
-        compiled = compile_for_launches(
-            self._binding,
-            circuit,
-            num_rows=table.shape[0],
-            max_blocks=table.shape[1],
-            num_blocks=states["latent_cache"].shape[0],
-            num_sequences=states["tail"].shape[0],
-        )
-        device: torch.device = table.device
+        compiled = compiled_like(self._binding, circuit, inputs, states)
+        device: torch.device = inputs["block_table"].device
         program = LaunchProgram(launch_plan(compiled, name=circuit.name), device=device)
         return _Step(compiled, program, DerivedWeights(compiled.derived, self._binding.weights))
+
+
+def compiled_like(
+    binding: DraftBinding, circuit: Circuit, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor]
+) -> Compiled:
+    """Run the Triton backend's passes at the sizes of these tensors."""
+    table = inputs["block_table"]
+    return compile_for_launches(
+        binding,
+        circuit,
+        num_rows=table.shape[0],
+        max_blocks=table.shape[1],
+        num_blocks=states["latent_cache"].shape[0],
+        num_sequences=states["tail"].shape[0],
+    )
+
+
+def fused_at(binding: DraftBinding) -> Prepare:
+    """Return what turns a program into its fused circuit and the weights that this reads; see DrafterBisection."""
+
+    def prepare(
+        circuit: Circuit, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor]
+    ) -> tuple[Circuit, Mapping[str, Tensor]]:
+        compiled = compiled_like(binding, circuit, inputs, states)
+        derived = DerivedWeights(compiled.derived, binding.weights)
+        return compiled.circuit, {**binding.weights, **derived.tensors}
+
+    return prepare

@@ -16,6 +16,7 @@ from compiler.triton.artifact import (
 from compiler.triton.cuda_graph import CudaGraphProgram
 from compiler.triton.emission import BACKEND, LaunchPlan, RegionEmission, emit
 from compiler.triton.launch import Buffer, Launch, View
+from compiler.triton.part import LaunchPartRunner
 from compiler.triton.program import LaunchProgram, is_interpreting
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "CudaGraphProgram",
     "Launch",
     "LaunchManifest",
+    "LaunchPartRunner",
     "LaunchPlan",
     "LaunchProgram",
     "MachineCode",

@@ -14,11 +14,13 @@ from compiler import (
     replay,
     write_repro,
 )
+from compiler.triton import LaunchPartRunner
 from drafts.bisect_drafter import DrafterBisection, Finding
-from drafts.commands.artifacts import BackendChoice
+from drafts.commands.artifacts import TRITON, BackendChoice
 from drafts.commands.folders import cache_folder
 from drafts.commands.parity_subject import Play, Wish, open_plays
 from drafts.commands.screen import Screen, plural
+from drafts.launch_steps import fused_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class BisectOptions:
 def bisect(subject: Path, options: BisectOptions, screen: Screen) -> bool:
     """Search, write what is found, and return whether nothing was; what cannot be written is refused first."""
     load_lowerings(options.backend)
+    if options.backend == TRITON and options.is_compiled:
+        raise ValueError("--compiled: triton's launches are what runs, compiled or interpreted; leave it out")
     check_repro_output(options.output)
     wish = Wish(
         prompt=options.prompt,
@@ -106,12 +110,16 @@ def replay_repro(folder: Path, screen: Screen) -> bool:
 
 
 def _runner(backend: str, *, is_compiled: bool) -> PartRunner:
+    if backend == TRITON:
+        return LaunchPartRunner()
     return CompiledPartRunner(backend) if is_compiled else OpByOpRunner(backend)
 
 
 def _first(plays: Sequence[Play], runner: PartRunner, on_script: Callable[[], object]) -> tuple[Play, Finding] | None:
     for play in plays:
-        if (found := DrafterBisection(play.binding, runner).find(play.scripts, on_script=on_script)) is not None:
+        prepare = fused_at(play.binding) if runner.backend == TRITON else None
+        search = DrafterBisection(play.binding, runner, prepare=prepare)
+        if (found := search.find(play.scripts, on_script=on_script)) is not None:
             return play, found
     return None
 

@@ -25,7 +25,7 @@ class ExecutionOption(StrEnum):
 
 
 class BisectBackend(StrEnum):
-    """Whose lowerings are searched; `triton` is planned, not built, and refused by name."""
+    """Whose lowerings are searched; `triton` runs under its interpreter where there is no GPU."""
 
     INDUCTOR = "inductor"
     TRITON = "triton"
@@ -129,6 +129,11 @@ def bisect(
         raise typer.BadParameter("expected a drafter to search or --replay DIR, one of them", param_hint="X")
     screen = Screen(as_json=as_json)
     with screen.step("loading torch and transformers"):
+        if backend is BisectBackend.TRITON or replay is not None:
+            from drafts.commands.interpreting import interpret_without_device  # noqa: PLC0415 - it loads torch
+
+            # what is imported next imports triton, and a repro says only then whose it is
+            interpret_without_device()
         from drafts.commands.bisect import BisectOptions, replay_repro  # noqa: PLC0415 - it loads torch
         from drafts.commands.bisect import bisect as body  # noqa: PLC0415
     if replay is not None:

@@ -100,8 +100,8 @@ def test_op_by_op_leaves_the_states_that_it_is_given(run: ReferenceRun) -> None:
 
 
 def test_backend_without_code_and_a_missing_tensor_are_refused_by_name(run: ReferenceRun) -> None:
-    with pytest.raises(LoweringError, match="backend 'triton'"):
-        find_culprit(run, OpByOpRunner("triton"), dtype=F32)
+    with pytest.raises(LoweringError, match="backend 'gpu'"):
+        find_culprit(run, OpByOpRunner("gpu"), dtype=F32)
     with pytest.raises(BindingError, match="'token' is missing"):
         run_op_by_op(run.circuit, backend="inductor", inputs={}, weights={}, states={})
 

@@ -159,7 +159,7 @@ def test_bisect_plays_golden_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("nowhere", "--replay", "nowhere"), "one of them"),
         (("--replay", "nowhere"), "expected a repro folder"),
         (("nowhere",), "expected a circuit document, a checkpoint folder or an artifact"),
-        (("nowhere", "--backend", "triton"), "'triton'"),
+        (("nowhere", "--backend", "triton", "--compiled"), "--compiled: triton's launches are what runs"),
         (("nowhere", "-o", str(GOLDEN)), "a folder with other files"),
     ],
 )
