@@ -22,6 +22,7 @@ from circuit.draw.drawing import (
 from circuit.errors import CircuitError
 from circuit.graph import Call, Circuit, Value
 from circuit.state_type import StateType
+from circuit.tensor_type import TensorType
 
 _DRAFT = re.compile(r"draft [0-9]+\Z")
 
@@ -120,15 +121,25 @@ class _Builder:
         path = (*_mostly(blocks), f"\0{title}\0{first}")
         sources = {**inner.inputs, **inner.weights, **inner.states}
         outside = {sources[port]: arg for port, arg in zip(node.ports, call.args, strict=True)}
+        sizes = _sizes_of(outside)
         for held in inner.calls:
-            self._call(held, path, outside)
+            self._call(held, path, outside, sizes)
         # a state that is written is a result too, and carries the state's name
         made = {**inner.state_outputs, **inner.outputs}
         for name, value in zip(node.results, call.results, strict=True):
             self.origins[value] = self.origins[outside.get(made[name], made[name])]
 
-    def _call(self, call: Call, path: tuple[str, ...], outside: Mapping[Value, Value] | None = None) -> None:
-        """Draw a call; `outside` maps the sources of a region's circuit to the values that it is given."""
+    def _call(
+        self,
+        call: Call,
+        path: tuple[str, ...],
+        outside: Mapping[Value, Value] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Draw a call; `outside` maps the sources of a region's circuit to the values that it is given.
+
+        `sizes` are those of the region's named dims, so that inside of it types read as they do outside.
+        """
         node, id = call.node, self._new_id()
         ports = [(port, (outside or {}).get(arg, arg)) for port, arg in zip(node.ports, call.args, strict=True)]
         inner = [(port, arg) for port, arg in ports if arg.kind != "weight"]
@@ -144,12 +155,12 @@ class _Builder:
                 attributes=tuple(
                     (name, json.dumps(value, ensure_ascii=False)) for name, value in node.attributes().items()
                 ),
-                takes=tuple(DrawnPort(port, arg.name, str(arg.type)) for port, arg in inner),
+                takes=tuple(DrawnPort(port, arg.name, _spelled(arg, sizes)) for port, arg in inner),
                 weights=tuple(
                     DrawnWeight(port, arg.name, str(arg.type), sources.get(arg.name, "")) for port, arg in bound
                 ),
                 makes=tuple(
-                    DrawnPort(result, value.name, str(value.type))
+                    DrawnPort(result, value.name, _spelled(value, sizes))
                     for result, value in zip(node.results, call.results, strict=True)
                 ),
                 reads=node.reads,
@@ -161,9 +172,17 @@ class _Builder:
             self.origins[value] = (id, index)
         for index, (_, arg) in enumerate(inner):
             kind: EdgeKind = "host" if arg.kind == "input" else "data"
-            self._edge(arg, id, index, path, kind)
+            self._edge(arg, id, index, path, kind, sizes)
 
-    def _edge(self, value: Value, target: str, port: int, path: tuple[str, ...] | None, kind: EdgeKind) -> None:
+    def _edge(
+        self,
+        value: Value,
+        target: str,
+        port: int,
+        path: tuple[str, ...] | None,
+        kind: EdgeKind,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
         source, source_port = self.origins[value]
         if isinstance(value.type, StateType):
             kind = "state"
@@ -174,7 +193,7 @@ class _Builder:
             drafts = {self._draft_of_group(made_in), _draft_of(path)}
             kind = "feedback" if len(drafts - {""}) == 2 else kind
         id = f"e{len(self.edges)}"
-        self.edges.append(DrawnEdge(id, source, source_port, target, port, value.name, str(value.type), kind))
+        self.edges.append(DrawnEdge(id, source, source_port, target, port, value.name, _spelled(value, sizes), kind))
 
     def _feed_back(self, outputs: Mapping[str, str]) -> None:
         """Draw what a next run is fed by, from the output to the value it takes the place of."""
@@ -220,6 +239,24 @@ class _Builder:
 
     def _new_id(self) -> str:
         return f"n{len(self.nodes)}"
+
+
+def _sizes_of(outside: Mapping[Value, Value]) -> dict[str, int]:
+    """Return the sizes that a region's named dims have where it stands, by what is handed to its sources."""
+    held: dict[str, int] = {}
+    for inner, outer in outside.items():
+        for dim, size in zip(_tensor(inner.type).shape, _tensor(outer.type).shape, strict=True):
+            if dim.is_Symbol and size.is_Integer:
+                held[str(dim)] = int(size)
+    return held
+
+
+def _spelled(value: Value, sizes: Mapping[str, int] | None) -> str:
+    return str(value.type.bind(sizes) if sizes else value.type)
+
+
+def _tensor(held: TensorType | StateType) -> TensorType:
+    return held.tensor if isinstance(held, StateType) else held
 
 
 def _block_path(call: Call) -> tuple[str, ...]:

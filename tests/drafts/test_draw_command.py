@@ -1,24 +1,16 @@
-"""`circuit draw`, `circuit trace` and `circuit show --draw` as a user meets them."""
+"""`circuit draw` and `circuit show --draw` as a user meets them."""
 
-import json
-import math
-import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from circuit import save_document
 from circuit.draw.cells import cell_width
-from compiler.inductor import has_cxx_compiler
-from drafts.commands.draw_kernels import generated_kernels, kernel_source
 from tests.drafts.command_line import circuit
+from tests.drafts.drawn_pages import overlays, views, written
 from tests.drafts.tiny_checkpoint import write_tiny_checkpoint
 from tests.support.drawings import diamond, hard_circuit
 from tests.support.toy_nodes import toy_circuit
-
-PROMPT = "ab cd ef gh ij kl"
 
 
 @pytest.fixture(scope="module")
@@ -31,22 +23,6 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("documents") / "toy.yaml"
     save_document(toy_circuit(), path)
     return path
-
-
-def written(folder: Path, record: Any, name: str = "overlay.json") -> Path:
-    path = folder / name
-    path.write_text(record if isinstance(record, str) else json.dumps(record))
-    return path
-
-
-def views(page: Path) -> list[dict[str, Any]]:
-    text = page.read_text()
-    start = text.index("var circuitViews = ") + len("var circuitViews = ")
-    return json.JSONDecoder().raw_decode(text[start:])[0]
-
-
-def overlays(page: Path, view: int = -1) -> dict[str, dict[str, Any]]:
-    return {one["name"]: one for one in views(page)[view]["drawing"]["overlays"]}
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "html", "dot", "mmd", "json", "txt"])
@@ -125,92 +101,6 @@ def test_inductor_plan_shows_the_source_of_its_lowerings(checkpoint: Path, tmp_p
     assert notes["RmsNorm"]["kernel"] == ""
 
 
-def test_triton_plan_shows_the_kernels_of_each_launch_and_of_the_calls_in_it(checkpoint: Path, tmp_path: Path) -> None:
-    circuit("draw", checkpoint, "-o", tmp_path / "x.html", "--program", "step", "--plan", "triton")
-    drawing = views(tmp_path / "x.html")[0]["drawing"]
-    sources = dict(drawing["kernels"])
-    launches = [group for group in drawing["groups"] if group["kind"] == "launch"]
-    assert all(launch["note"]["kernels"] for launch in launches)
-    for node in drawing["nodes"]:
-        if node["kind"] == "call":
-            assert all(f"def {kernel.split('.')[1]}(" in sources[kernel] for kernel in node["note"]["kernels"])
-    attend = next(node for node in drawing["nodes"] if node["title"] == "SparseMlaAttention")
-    assert attend["note"]["kernels"] == ["mla_split.mla_split", "combine_values.combine_values"]
-
-
-def test_source_of_a_kernel_comes_before_the_functions_it_calls() -> None:
-    source = kernel_source("experts.experts_up")
-    names = re.findall(r"^def (\w+)", source, re.MULTILINE)
-    # from its own file, and from another that it imports from
-    assert names[0] == "experts_up"
-    assert {"list_chosen", "clamped_swiglu"} <= set(names[1:])
-    assert len(names) == len(set(names))
-    assert source.startswith("@triton.jit")
-
-
-@pytest.mark.skipif(not has_cxx_compiler(), reason="no C++ compiler")
-def test_generated_kernels_of_inductor_are_shown_at_the_calls_they_run(checkpoint: Path, tmp_path: Path) -> None:
-    arguments = ("--program", "context", "--plan", "inductor", "--source")
-    outcome = circuit("draw", checkpoint, "-o", tmp_path / "x.html", *arguments)
-    assert outcome.code == 0, outcome.err
-    drawing = views(tmp_path / "x.html")[0]["drawing"]
-    sources = dict(drawing["kernels"])
-    notes = {node["name"]: node["note"] for node in drawing["nodes"] if node["kind"] == "call"}
-    generated = [name for name in notes["attn_in"]["kernels"] if f"{name}(" in sources[name]]
-    assert generated
-    assert sources[generated[0]].startswith('extern "C"')
-    assert sources[generated[0]].endswith("}")
-    assert all(name in sources for note in notes.values() for name in note["kernels"])
-    assert sum(bool(note["kernels"]) for note in notes.values()) > len(notes) // 2
-
-
-CODE = """extern "C" void cpp_fused_add_0(float* in_ptr0);
-    // [Provenance debug handles] cpp_fused_add_0:1
-    cpp_fused_add_0(a);
-    // [Provenance debug handles] mm_out:2
-    // a comment
-    mm_out(b, c);
-    // [Provenance debug handles] cpp_fused_add_0:3
-    cpp_fused_add_0(d);
-extern "C"  void cpp_fused_add_0(float* in_ptr0)
-{
-    {
-        in_ptr0[0] += 1;
-    }
-}
-extern "C" void cpp_fused_add_01(float* x)
-{
-}
-"""
-
-
-def test_generated_code_is_parted_by_kernel_and_by_call() -> None:
-    told = {
-        "cpp_fused_add_0:1": {"pre_grad_nodes": ["add", "add_1", "unmarked"]},
-        "mm_out:2": {"pre_grad_nodes": ["mm"]},
-        "cpp_fused_add_0:3": {"pre_grad_nodes": ["add_1"]},
-    }
-    kernels = generated_kernels(CODE, told, {"add": "x", "add_1": "y", "mm": "z"})
-    assert kernels.by_call == {"x": ("cpp_fused_add_0",), "y": ("cpp_fused_add_0",), "z": ("mm_out, call 2",)}
-    assert kernels.sources["cpp_fused_add_0"].endswith("in_ptr0[0] += 1;\n    }\n}")
-    assert kernels.sources["mm_out, call 2"].splitlines()[1:] == ["mm_out(b, c);"]
-
-
-def test_a_call_shows_only_the_unfired_rules_that_take_its_type(checkpoint: Path, tmp_path: Path) -> None:
-    held = {}
-    for backend in ("triton", "inductor"):
-        circuit("draw", checkpoint, "-o", tmp_path / "x.html", "--program", "step", "--plan", backend)
-        drawing = views(tmp_path / "x.html")[0]["drawing"]
-        calls = [node for node in drawing["nodes"] if node["kind"] == "call"]
-        held[backend] = {node["title"]: [name for name, _ in node["note"]["unfired"]] for node in calls}
-        assert all(why == dict(drawing["unfired"])[name] for node in calls for name, why in node["note"]["unfired"])
-    assert held["triton"]["KeyPool"] == ["context_writes"]
-    assert held["triton"]["Argmax"] == []
-    assert held["inductor"]["Linear"] == ["fold_projections"]
-    assert held["inductor"]["AbsorbQuery"] == ["split_kv_b"]
-    assert held["inductor"]["Embedding"] == []
-
-
 @pytest.mark.parametrize(
     "given, told",
     [
@@ -235,6 +125,9 @@ def test_two_plans_are_compared_at_the_same_sizes(checkpoint: Path, tmp_path: Pa
     sources = [node for node in merged["nodes"] if node["kind"] in ("input", "state")]
     assert sources
     assert {node["status"] for node in sources} == {"same"}
+    # inside of launches too
+    changed = {what for node in merged["nodes"] for what, _, _ in node["changes"]}
+    assert not {what for what in changed if what.startswith("result ")}
 
 
 def test_plan_of_a_document_asks_for_the_sizes_it_lacks(tmp_path: Path) -> None:
@@ -333,83 +226,6 @@ def test_plan_lays_bytes_and_shares_on_launches(checkpoint: Path, tmp_path: Path
     held = overlays(tmp_path / "x.html")
     assert sum(share for _, share in held["share of the floor"]["groups"]) == pytest.approx(1.0)
     assert sum(size for _, size in held["planned bytes"]["groups"]) == plan.record["bytes_per_draft"]
-
-
-def dropped(events: list[dict[str, Any]], nanoseconds: Callable[[float], int]) -> int:
-    """Count what a viewer drops, in order of start: an event that begins inside another and ends after it."""
-    num_dropped = 0
-    for thread in {(event["pid"], event["tid"]) for event in events}:
-        held = [event for event in events if (event["pid"], event["tid"]) == thread]
-        times = [(nanoseconds(event["ts"] * 1000.0), nanoseconds(event["dur"] * 1000.0)) for event in held]
-        ends: list[int] = []
-        for start, duration in sorted(times, key=lambda time: time[0]):
-            while ends and ends[-1] <= start:
-                ends.pop()
-            if ends and start + duration > ends[-1]:
-                num_dropped += 1
-            else:
-                ends.append(start + duration)
-    return num_dropped
-
-
-@pytest.mark.parametrize("nanoseconds", [int, round, math.ceil])
-def test_trace_keeps_to_the_event_format_and_its_events_nest(
-    checkpoint: Path, tmp_path: Path, nanoseconds: Callable[[float], int]
-) -> None:
-    file = tmp_path / "trace.json"
-    circuit("trace", checkpoint, "-o", file, "--prompt", PROMPT, "--backend", "reference", "--runs", 4)
-    record = json.loads(file.read_text())
-    events = record["traceEvents"]
-    assert record["displayTimeUnit"] in ("ms", "ns")
-    assert all(isinstance(event["name"], str) and event["name"] for event in events)
-    assert all(type(event[key]) is int for event in events for key in ("pid", "tid"))
-    told = {(event["pid"], event["name"]): event["args"] for event in events if event["ph"] == "M"}
-    assert {name for _, name in told} == {"process_name", "process_sort_index", "thread_name"}
-    assert told[1, "process_name"]["name"].startswith("measured")
-    assert told[2, "process_name"]["name"].startswith("planned")
-    # a thread's number stands for one thread in all processes
-    assert len({(event["pid"], event["tid"]) for event in events}) == len({event["tid"] for event in events}) == 2
-    spans = [event for event in events if event["ph"] == "X"]
-    assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["args"]["us"] >= 0 for event in spans)
-    assert all(abs(event["dur"] - event["args"]["us"]) <= 0.126 for event in spans)
-    assert dropped(spans, nanoseconds) == 0
-
-
-def test_trace_of_one_launch_lies_over_a_drawing_as_the_plan_splits_it(checkpoint: Path, tmp_path: Path) -> None:
-    call = {"value": "q_a", "draft": 1, "us": 3.5}
-    path = written(tmp_path, {"traceEvents": [{"ph": "X", "cat": "planned", "dur": 3.5, "args": call}]})
-    outcome = circuit("draw", checkpoint, "-o", tmp_path / "x.html", "--program", "step", "--overlay", path)
-    assert outcome.code == 0, outcome.err
-    held = overlays(tmp_path / "x.html")["time, split by bytes"]
-    assert [value for _, value in held["nodes"]] == [3.5]
-    assert "planned" in held["about"]
-
-
-def test_trace_times_every_call_beside_the_plan_and_lies_over_a_drawing(checkpoint: Path, tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    arguments = ("trace", checkpoint, "-o", file, "--prompt", PROMPT, "--backend", "reference", "--drafts", 2)
-    record = circuit(*arguments, "--runs", 2, "--json").record
-    events = json.loads(file.read_text())["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X"}
-    spans = [event for event in events if event["ph"] == "X"]
-    measured = [event for event in spans if event["cat"] == "measured"]
-    planned = [event for event in spans if event["cat"] == "planned"]
-    assert len(measured) == len(planned) == record["calls_measured"]
-    assert [event["args"]["value"] for event in measured] == [event["args"]["value"] for event in planned]
-    assert {event["name"] for event in spans if event["cat"] == "region"} >= {
-        "embed",
-        "attention/indexer",
-        "moe",
-        "head",
-    }
-    for process in (1, 2):
-        runs = [event for event in spans if event["pid"] == process and event["cat"] == "run"]
-        calls = [event for event in spans if event["pid"] == process and event["cat"] in ("measured", "planned")]
-        assert len(runs) == 2
-        assert all(event["dur"] >= 0 for event in calls)
-        assert sum(event["dur"] for event in calls) <= sum(event["dur"] for event in runs) * 1.001
-    assert circuit("draw", checkpoint, "-o", tmp_path / "x.html", "--program", "step", "--overlay", file).code == 0
-    assert len(overlays(tmp_path / "x.html")["time"]["nodes"]) == len({e["args"]["value"] for e in measured})
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ var circuitPanel = (function () {
     table(section(panel, "Holds"), rows);
     const changed = drawing.nodes.filter((node) => node.status !== "same");
     if (changed.length) {
-      const rows = changed.slice(0, 200).map((node) => [link(node.name, node.id, go), [node.status, ...node.changes.map((change) => change[0])].join("\n")]);
+      const rows = changed.slice(0, 200).map((node) => [link(node.name, node.id, go), node.status + (node.changes.length ? ": " + node.changes.map((change) => change[0]).join(", ") : "")]);
       table(section(panel, "Changes"), rows);
     }
     for (const overlay of drawing.overlays) {
