@@ -35,7 +35,7 @@ from compiler.bisect import (
 from compiler.compile import AFTER_SPECIALISING, PASSES, Compiled, Request, compile_circuit, state_writes
 from compiler.compiled_part import CompiledPartRunner
 from compiler.cut_out import cut_out
-from compiler.derived_weights import DerivedWeight, DerivedWeights
+from compiler.derived_weights import DerivedWeight, DerivedWeights, WithDerived
 from compiler.devices import THIS_MACHINE, Device, Figure, device_names, load_device, measure_this_machine
 from compiler.edge_bounds import EdgeBounds
 from compiler.estimate import (
@@ -129,6 +129,7 @@ __all__ = [
     "RoundPrediction",
     "Target",
     "Use",
+    "WithDerived",
     "bind_dims",
     "bound_for",
     "chain",

@@ -5,7 +5,7 @@ its own memory, so that captured addresses stay true. A weight bound to other me
 compiled or captured knows of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,14 +15,15 @@ from torch import Tensor
 
 from circuit import BindingError, Count, NonNegative
 
-Recipe = Literal["rows", "key_rows", "value_rows"]
+Recipe = Literal["rows", "key_rows", "value_rows", "take_rows"]
 
 
 class DerivedWeight(BaseModel):
     """A weight that a pass made of others.
 
     recipe: `rows` lays the sources one under the other; `key_rows` and `value_rows` take the first `key_dim` and the
-        last `value_dim` of the rows of each head of the one source.
+        last `value_dim` of the rows of each head of the one source; `take_rows` takes the rows of the first source
+        that the second names.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -38,6 +39,8 @@ class DerivedWeight(BaseModel):
         """Return the derived tensor, contiguous and in memory of its own."""
         if self.recipe == "rows":
             return torch.cat(tuple(sources), dim=0)
+        if self.recipe == "take_rows":
+            return torch.index_select(sources[0], 0, sources[1])
         (source,) = sources
         per_head = source.reshape(self.num_heads, self.key_dim + self.value_dim, *source.shape[1:])
         rows = per_head[:, : self.key_dim] if self.recipe == "key_rows" else per_head[:, self.key_dim :]
@@ -131,3 +134,27 @@ class DerivedWeights:
     @staticmethod
     def _of(weight: DerivedWeight, weights: Mapping[str, Tensor]) -> list[Tensor]:
         return [weights[name] for name in weight.sources]
+
+
+class WithDerived(Mapping[str, Tensor]):
+    """Weights by name with derived ones among them; a derived one is made again when its source was written since.
+
+    BindingError where a source is bound to other memory, as `DerivedWeights.refresh` raises it.
+    """
+
+    def __init__(self, derived: Sequence[DerivedWeight], weights: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+        self._derived = DerivedWeights(derived, weights)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._derived.tensors:
+            return self._weights[name]
+        self._derived.refresh(self._weights)
+        return self._derived.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._weights
+        yield from self._derived.tensors
+
+    def __len__(self) -> int:
+        return len(self._weights) + len(self._derived.tensors)

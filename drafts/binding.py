@@ -10,7 +10,9 @@ from circuit import BindingError, Circuit, verify
 from compiler import Feedback, context, step
 from drafts.config import DraftConfig
 from drafts.decisions import Decisions
+from drafts.draft_head import WHOLE_HEAD, DraftHead
 from drafts.glm5_next import CONFIDENCE, WITHOUT_GRAMMAR, chain_feedback, mtp_head
+from drafts.head_weights import with_head
 from drafts.weights import WeightSpec, head_weight_specs
 
 
@@ -27,9 +29,11 @@ class DraftBinding:
     """A drafter's circuit with config, weights, state layout, feedback edges and decisions bound.
 
     circuit: one draft of n sequences, as declared.
-    weights: tensors by the circuit's weight names; shared with whoever handed them in, never copied.
+    weights: tensors by the circuit's weight names; shared with whoever handed them in, never copied. What draft_head
+        derives of them is made again when its source was written since.
     weight_specs: where each weight comes from in the checkpoint, and how it is made.
     feedback: the edges from one draft of a chain to the next.
+    draft_head: which rows of lm_head the circuit reads, and how.
     not_modelled: what this checkpoint asks for and the circuit lacks; a runner refuses a binding that lists anything.
     """
 
@@ -40,6 +44,7 @@ class DraftBinding:
     state_layout: StateLayout
     feedback: tuple[Feedback, ...]
     decisions: Decisions
+    draft_head: DraftHead = WHOLE_HEAD
     not_modelled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -86,16 +91,19 @@ def bind_head(
     *,
     block_size: int,
     max_num_drafts: int,
+    draft_head: DraftHead = WHOLE_HEAD,
 ) -> DraftBinding:
     """Bind the GLM-5.3-Flash MTP head; `BindingError` names a weight that is missing or misshapen."""
+    circuit = mtp_head(config, decisions, block_size=block_size, max_num_drafts=max_num_drafts, draft_head=draft_head)
     return DraftBinding(
         config=config,
-        circuit=mtp_head(config, decisions, block_size=block_size, max_num_drafts=max_num_drafts),
-        weights=weights,
+        circuit=circuit,
+        weights=with_head(weights, draft_head),
         weight_specs=head_weight_specs(config, target_norm=decisions.applies_target_norm),
         state_layout=StateLayout(block_size=block_size, max_num_drafts=max_num_drafts),
         feedback=chain_feedback(decisions),
         decisions=decisions,
+        draft_head=draft_head,
         not_modelled=not_modelled(config),
     )
 

@@ -13,6 +13,7 @@ from drafts.arguments import check_range, one_hidden, token_ids
 from drafts.batch import RowBatch
 from drafts.cache import DrafterCache
 from drafts.config import DraftConfig
+from drafts.draft_head import WHOLE_HEAD, DraftHead
 from drafts.grammar import checked_bitmask, num_drafts_allowed
 from drafts.path import DraftPath, Drafts
 from drafts.proposer_state import ProposerState, undone_on_error
@@ -36,11 +37,21 @@ class ChainRequest:
 class ChainDrafter:
     """Checks requests, drafts them by whichever path runs, and counts the runs."""
 
-    def __init__(self, config: DraftConfig, cache: DrafterCache, counts: Counter[str], *, max_num_drafts: int) -> None:
+    def __init__(
+        self,
+        config: DraftConfig,
+        cache: DrafterCache,
+        counts: Counter[str],
+        *,
+        max_num_drafts: int,
+        draft_head: DraftHead = WHOLE_HEAD,
+    ) -> None:
         self._config = config
         self._cache = cache
         self._counts = counts
         self._max_num_drafts = max_num_drafts
+        draftable = draft_head.bitmask(config.vocab_size)
+        self._draftable = None if draftable is None else draftable.to(cache.latent.device)
 
     def request(
         self,
@@ -65,6 +76,9 @@ class ChainDrafter:
         if grammar is not None:
             vocab_size = self._config.vocab_size
             mask = checked_bitmask(grammar, vocab_size=vocab_size, device=device, where=where)
+            if self._draftable is not None:
+                # a mask that allows no row of a trimmed lm_head ends drafting like one that allows nothing
+                mask = mask & self._draftable[: mask.shape[1]]
             num_fitting = num_drafts_allowed(mask, vocab_size=vocab_size, num_drafts=num_fitting)
         return ChainRequest(ids, hidden, position, num_fitting, state, mask)
 

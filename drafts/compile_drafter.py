@@ -25,6 +25,7 @@ from compiler import (
 )
 from compiler.inductor import BuildJob, build_driver, build_packages, require_cxx_compiler
 from drafts.binding import DraftBinding, not_modelled
+from drafts.head_weights import OWN_NAMES
 from drafts.programs import (
     COMPILED_DTYPES,
     CONTEXT_ROWS,
@@ -174,12 +175,14 @@ def _fields(binding: DraftBinding, *, native_products: bool) -> Mapping[str, obj
         **machine_fields(),
         "compiler_digest": sources_digest("inductor"),
         "native_products": native_products,
-        "weights": weight_digests(binding.weights),
+        # what the head derives of lm_head is made again when the artifact is loaded
+        "weights": weight_digests({name: held for name, held in binding.weights.items() if name not in OWN_NAMES}),
         "binding": {
             **binding.decisions.model_dump(),
             "dtype": str(binding.config.dtype).removeprefix("torch."),
             "block_size": layout.block_size,
             "max_num_drafts": layout.max_num_drafts,
+            **binding.draft_head.recorded(),
         },
         "circuit_digest": digest_of(to_text(binding.circuit)),
     }

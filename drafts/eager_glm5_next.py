@@ -18,7 +18,9 @@ from drafts.batch import RowBatch
 from drafts.cache import DrafterCache
 from drafts.config import DraftConfig
 from drafts.decisions import Decisions
+from drafts.draft_head import WHOLE_HEAD, DraftHead
 from drafts.eager_attention import CacheWrite, EagerAttention, Edges, RowPlaces, rms_norm
+from drafts.eager_draft_head import EagerDraftHead
 from drafts.eager_moe import EagerMoe
 from drafts.path import Drafts
 from drafts.weights import head_weight_specs
@@ -33,7 +35,8 @@ class EagerStep:
 
     token: Tensor  # int64 [n]
     hidden_out: Tensor  # [n, hidden]
-    logits: Tensor  # [n, vocab]
+    logits: Tensor  # [n, rows of lm_head that are read]
+    row: Tensor  # int64 [n], the draft's place among the logits
     selected: Tensor  # int64 [n, S], -1 = none
     edges: Edges
 
@@ -55,7 +58,14 @@ class EagerGlm5NextHead(nn.Module):
     head_norm: Tensor
     target_norm: Tensor | None
 
-    def __init__(self, config: DraftConfig, weights: Mapping[str, Tensor], decisions: Decisions) -> None:
+    def __init__(
+        self,
+        config: DraftConfig,
+        weights: Mapping[str, Tensor],
+        decisions: Decisions,
+        *,
+        draft_head: DraftHead = WHOLE_HEAD,
+    ) -> None:
         super().__init__()
         self.config = config
         self.decisions = decisions
@@ -68,6 +78,7 @@ class EagerGlm5NextHead(nn.Module):
         self.register_buffer("target_norm", weights["target_norm"] if decisions.applies_target_norm else None)
         self.self_attn = EagerAttention(config, weights)
         self.mlp = EagerMoe(config, weights)
+        self.draft = EagerDraftHead(self.lm_head, draft_head)
 
     @torch.no_grad()
     def step(
@@ -111,12 +122,13 @@ class EagerGlm5NextHead(nn.Module):
         moe_out = self.mlp(moe_in, edges)
         block_out = x1 + moe_out
         head_normed = self._norm(block_out, self.head_norm)
-        logits = functional.linear(head_normed, self.lm_head)
-        drafts = torch.argmax(logits if grammar_bitmask is None else allowed_logits(logits, grammar_bitmask), dim=-1)
+        logits = self.draft.logits(head_normed)
+        row = self.draft.best_row(logits, grammar_bitmask)
+        drafts = self.draft.token(row)
         edges |= {"selected": selected, "attn_out": attn_out, "x1": x1, "moe_in": moe_in, "moe_out": moe_out}
         edges |= {"block_out": block_out, "head_normed": head_normed, "logits": logits, "token": drafts}
         hidden_out = head_normed if self.decisions.recycle == "post_norm" else block_out
-        return EagerStep(drafts, hidden_out, logits, selected, edges if record_edges else {})
+        return EagerStep(drafts, hidden_out, logits, row, selected, edges if record_edges else {})
 
     @torch.no_grad()
     def context(self, rows: RowBatch, latent: Tensor, tail: Tensor, *, edges: Edges | None = None) -> CacheWrite:
@@ -227,7 +239,7 @@ class EagerPath:
                 raise ValueError("EagerPath.draft.rows: expected one row a sequence, got several; use write_rows first")
         with _put_back_on_error(rows, cache, num_steps=num_drafts):
             steps = self._chain(rows, cache, num_drafts, grammar)
-            confidences = [confidence(step.logits, step.token) for step in steps] if has_confidence else None
+            confidences = [confidence(step.logits, step.row) for step in steps] if has_confidence else None
             ids = torch.stack([step.token for step in steps], dim=1)
             drafts = Drafts(ids, None if confidences is None else torch.stack(confidences, dim=1))
         self.last_steps = steps if self.record_edges else []
@@ -275,18 +287,9 @@ class EagerPath:
             )
 
 
-def allowed_logits(logits: Tensor, bitmask: Tensor) -> Tensor:
-    """Return logits [n, vocab] with -inf where token t's bit, bit t % 32 of word t // 32, is not set or not there."""
-    words = bitmask[:, : -(-logits.shape[1] // 32)]
-    bits = (words.unsqueeze(2) >> torch.arange(32, device=logits.device)) & 1
-    is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
-    covered = logits[:, : is_allowed.shape[1]].masked_fill(~is_allowed, float("-inf"))
-    return functional.pad(covered, (0, logits.shape[1] - covered.shape[1]), value=float("-inf"))
-
-
-def confidence(logits: Tensor, token: Tensor) -> Tensor:
-    """Return the float32 softmax probability [n] of token [n] over the whole vocabulary."""
-    return torch.softmax(logits.float(), dim=-1).gather(1, token.unsqueeze(1)).squeeze(1)
+def confidence(logits: Tensor, row: Tensor) -> Tensor:
+    """Return the float32 softmax probability [n] of a row [n] of the logits among all of them."""
+    return torch.softmax(logits.float(), dim=-1).gather(1, row.unsqueeze(1)).squeeze(1)
 
 
 @contextmanager

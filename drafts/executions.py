@@ -152,7 +152,9 @@ class EagerExecution:
 
     def __init__(self, binding: DraftBinding) -> None:
         self._binding = binding
-        self._head = EagerGlm5NextHead(binding.config, binding.weights, binding.decisions)
+        self._head = EagerGlm5NextHead(
+            binding.config, binding.weights, binding.decisions, draft_head=binding.draft_head
+        )
         self._stage: Stage | None = None
 
     def start(self, script: Script) -> None:

@@ -5,7 +5,8 @@ Per row, with token t (the next one) and the target's hidden h:
     x = eh_proj(concat(enorm(embed[t]), hnorm(h)))
     x = x + o_proj(attention(input_layernorm(x)))
     x = x + moe(post_attention_layernorm(x))
-    y = shared_head.norm(x);  draft = argmax(lm_head(y)), among the tokens a grammar allows when there is one
+    y = shared_head.norm(x);  draft = argmax(lm_head(y)), among the tokens a grammar allows when there is one, and
+    among those of the lever draft_vocab
 
 Named values are the edges that golden vectors, the eager head and parity reports know by the same names.
 Source: transformers glm5_next (the target's layers), the released checkpoint's MTP layer.
@@ -17,6 +18,8 @@ from circuit import Circuit, StateType, TensorType, Value, f32, i64
 from compiler import Feedback
 from drafts.config import DraftConfig
 from drafts.decisions import Decisions
+from drafts.draft_head import WHOLE_HEAD, DraftHead
+from drafts.head_weights import DRAFT_ROWS, DRAFT_TOKENS, LM_HEAD
 from nodes import (
     AbsorbQuery,
     AbsorbValue,
@@ -41,28 +44,38 @@ from nodes import (
     SparseMlaAttention,
     SplitHeads,
     Swiglu,
+    TokenOfRow,
     TokenProbability,
     TopkRouter,
+    TrimmedGrammarMask,
 )
 
 K_NORM_EPS = 1e-6  # the indexer's LayerNorm has its own, not rms_norm_eps
 
 
-def mtp_head(config: DraftConfig, decisions: Decisions, *, block_size: int, max_num_drafts: int) -> Circuit:
+def mtp_head(
+    config: DraftConfig,
+    decisions: Decisions,
+    *,
+    block_size: int,
+    max_num_drafts: int,
+    draft_head: DraftHead = WHOLE_HEAD,
+) -> Circuit:
     """Return the head over n rows.
 
     Inputs token, target_hidden, position, sequence, block_table, grammar_bitmask; states latent_cache, index_keys,
     tail; outputs token, hidden and position of the next draft, and the token's confidence.
 
     `block_size` in rows, a multiple of index_kpool; `max_num_drafts` bounds the rows that a shared selection grows by.
-    Raises ValueError for sizes that no cache has.
+    `draft_head` says which rows of lm_head are read, and how; a confidence is over those rows.
+    Raises ValueError for sizes that no cache has, BindingError for tokens that may be drafted and are not there.
     """
     if block_size < 1 or block_size % config.index_kpool or max_num_drafts < 1:
         raise ValueError(
             f"mtp_head: expected block_size a multiple of index_kpool {config.index_kpool} and max_num_drafts 1 or "
             f"more, got {block_size} and {max_num_drafts}; take them from the drafter's cache"
         )
-    head = _Head(config, decisions, block_size=block_size, max_num_drafts=max_num_drafts)
+    head = _Head(config, decisions, draft_head, block_size=block_size, max_num_drafts=max_num_drafts)
     return head.build()
 
 
@@ -85,9 +98,12 @@ CONFIDENCE = "confidence"
 class _Head:
     """Builds the circuit; one method per block, in the order of the forward."""
 
-    def __init__(self, config: DraftConfig, decisions: Decisions, *, block_size: int, max_num_drafts: int) -> None:
+    def __init__(
+        self, config: DraftConfig, decisions: Decisions, draft_head: DraftHead, *, block_size: int, max_num_drafts: int
+    ) -> None:
         self.config = config
         self.decisions = decisions
+        self.draft_head = draft_head
         self.block_size = block_size
         self.max_num_drafts = max_num_drafts
         self.c = Circuit("glm5_next_mtp")
@@ -107,14 +123,25 @@ class _Head:
             x = Add()(x, self._moe(moe_in)).named("block_out")
         with c.block("head"):
             y = self._norm(x, "shared_head.norm").named("head_normed")
-            logits = Linear()(y, self._weight("lm_head", config.vocab_size, config.hidden_size)).named("logits")
-            bitmask = c.input("grammar_bitmask", TensorType.of(torch.int32, "n", "mask_words"))
-            draft = Argmax()(GrammarMask()(logits, bitmask).named("allowed_logits")).named("draft")
-            c.output("token", draft)
-            c.output("confidence", TokenProbability()(logits, draft).named("confidence"))
+            self._draft(y)
             c.output("hidden", y if self.decisions.recycle == "post_norm" else x)
             c.output("position", Increment(by=1)(self.position).named("next_position"))
         return c
+
+    def _draft(self, y: Value) -> None:
+        c, num_rows = self.c, self.draft_head.num_rows(self.config.vocab_size)
+        is_trimmed = self.draft_head.draft_vocab is not None
+        weight = self._weight(DRAFT_ROWS if is_trimmed else LM_HEAD, num_rows, self.config.hidden_size)
+        logits = Linear()(y, weight).named("logits")
+        bitmask = c.input("grammar_bitmask", TensorType.of(torch.int32, "n", "mask_words"))
+        if not is_trimmed:
+            row = draft = Argmax()(GrammarMask()(logits, bitmask).named("allowed_logits")).named("draft")
+        else:
+            tokens = c.weight(DRAFT_TOKENS, i64(num_rows))
+            row = Argmax()(TrimmedGrammarMask()(logits, bitmask, tokens).named("allowed_logits")).named("draft_row")
+            draft = TokenOfRow()(row, tokens).named("draft")
+        c.output("token", draft)
+        c.output("confidence", TokenProbability()(logits, row).named("confidence"))
 
     def _embed(self, token: Value, target_hidden: Value) -> Value:
         c, hidden_size = self.c, self.config.hidden_size

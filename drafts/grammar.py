@@ -1,4 +1,8 @@
-"""Token bitmasks of a grammar, as serving loops hand them in: int32, bit t % 32 of word t // 32 allows token t."""
+"""Token bitmasks of a grammar, as serving loops hand them in: int32, bit t % 32 of word t // 32 allows token t.
+
+A mask addresses the whole vocabulary. With the lever draft_vocab it meets the rows that are left by their token ids:
+tokens that may not be drafted are taken out of it, and drafting stops before the first mask that then allows nothing.
+"""
 
 import torch
 from torch import Tensor

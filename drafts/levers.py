@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from drafts.decisions import Decisions, IndexShare
+from drafts.draft_head import DraftHead, DraftVocab, HeadForm
 
 Numerics = Literal["bitwise", "other drafts"]
 
@@ -44,10 +45,32 @@ class ModelLevers(BaseModel):
             "rows run that sum in another order, which is faster.",
         ),
     ] = True
+    draft_head: Annotated[
+        HeadForm,
+        _lever(
+            "other drafts",
+            "How lm_head's rows are read: `bf16` as they were loaded, whatever the dtype; `int8` in eight bits with a "
+            "scale per row, half the bytes and near ties may fall otherwise; `int8_certified` in eight bits, and again "
+            "as they were loaded those that could win, so that the id is always that of `bf16`.",
+        ),
+    ] = "bf16"
+    draft_vocab: Annotated[
+        DraftVocab | None,
+        _lever(
+            "other drafts",
+            "The token ids that may be drafted, ascending, as a list or as a file with one id a line; lm_head is "
+            "trimmed to their rows. None drafts any token.",
+        ),
+    ] = None
     propose_batch_max: Annotated[
         int,
         Field(ge=1, le=256, description="Sequences of one propose_batch.", json_schema_extra={"numerics": "bitwise"}),
     ] = 16
+
+    @property
+    def head(self) -> DraftHead:
+        """How the levers have lm_head read."""
+        return DraftHead(draft_head=self.draft_head, draft_vocab=self.draft_vocab)
 
     def applied_to(self, decisions: Decisions) -> Decisions:
         """Return the decisions of a checkpoint with what the levers override."""

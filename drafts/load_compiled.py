@@ -14,6 +14,8 @@ from drafts.binding import DraftBinding
 from drafts.compiled_runner import CompiledRunner
 from drafts.config import read_config
 from drafts.decisions import Decisions
+from drafts.draft_head import DraftVocab, HeadForm
+from drafts.levers import ModelLevers
 from drafts.programs import COMPILED_DTYPES, ProgramKey, program_dims, program_step
 from drafts.proposer import DraftProposer
 from drafts.weight_digests import different_weights
@@ -39,6 +41,13 @@ class RecordedBinding(BaseModel):
     dtype: Literal["float32", "bfloat16"]
     block_size: Annotated[int, Field(ge=1)]
     max_num_drafts: Annotated[int, Field(ge=1)]
+    draft_head: HeadForm = "bf16"
+    draft_vocab: DraftVocab | None = None
+
+    @property
+    def levers(self) -> ModelLevers:
+        """The levers that the circuit was declared with."""
+        return ModelLevers(draft_head=self.draft_head, draft_vocab=self.draft_vocab)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -127,6 +136,7 @@ def load_compiled(
         max_seq_len=max_seq_len or min(artifact.max_rows, limit),
         max_num_drafts=artifact.recorded.max_num_drafts,
         num_sequences=num_sequences,
+        levers=artifact.recorded.levers,
     )
     runner = artifact.runner(proposer, checkpoint=weights_at)
     proposer.set_circuit_draft(runner)
@@ -137,8 +147,12 @@ def recorded_binding(manifest: Manifest, folder: Path) -> RecordedBinding:
     """Return what the manifest records of the binding; CircuitError for fields that this version does not know."""
     fields = dict(manifest.binding)
     decisions = {name: fields.pop(name) for name in Decisions.model_fields if name in fields}
+    vocab = str(fields.pop("draft_vocab", ""))
     try:
-        return RecordedBinding.model_validate({"decisions": Decisions.model_validate(decisions), **fields})
+        ids = [int(token) if token.isdecimal() else token for token in vocab.split()] or None
+        return RecordedBinding.model_validate(
+            {"decisions": Decisions.model_validate(decisions), **fields, "draft_vocab": ids}
+        )
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(str(part) for part in fault["loc"])

@@ -63,7 +63,7 @@ def compare_eager_with_circuit(proposer: DraftProposer, prompts: Sequence[Prompt
     binding = proposer.circuit_draft()
     if binding is None:
         raise BindingError("compare_eager_with_circuit: the circuit does not model this drafter; run the eager head")
-    head = EagerGlm5NextHead(proposer.config, proposer.weights, proposer.decisions)
+    head = EagerGlm5NextHead(proposer.config, proposer.weights, proposer.decisions, draft_head=proposer.levers.head)
     eager = EagerPath(head, record_edges=True)
     recorded: list[dict[str, Tensor]] = []
 

@@ -67,11 +67,12 @@ class DraftProposer:
             max_num_drafts=max_num_drafts,
             device=weights["embed_tokens"].device,
         )
-        self._eager: DraftPath = EagerPath(EagerGlm5NextHead(config, weights, self.decisions))
+        head = self.levers.head
+        self._eager: DraftPath = EagerPath(EagerGlm5NextHead(config, weights, self.decisions, draft_head=head))
         self._circuit: DraftPath | None = None
         self._counts: Counter[str] = Counter()
         self._writer = RowWriter(self.cache, self._counts)
-        self._chains = ChainDrafter(config, self.cache, self._counts, max_num_drafts=max_num_drafts)
+        self._chains = ChainDrafter(config, self.cache, self._counts, max_num_drafts=max_num_drafts, draft_head=head)
         self._deferred: tuple[ProposerState, Tensor] | None = None
 
     @classmethod
@@ -109,8 +110,8 @@ class DraftProposer:
 
     def circuit_draft(self) -> DraftBinding | None:
         """Return this drafter's circuit, bound to its weights and cache layout; None for what it does not model."""
-        rows, drafts = self.cache.block_size, self.max_num_drafts
-        binding = bind_head(self.config, self.weights, self.decisions, block_size=rows, max_num_drafts=drafts)
+        sizes = {"block_size": self.cache.block_size, "max_num_drafts": self.max_num_drafts}
+        binding = bind_head(self.config, self.weights, self.decisions, draft_head=self.levers.head, **sizes)
         return None if binding.not_modelled else binding
 
     @property
@@ -154,7 +155,7 @@ class DraftProposer:
     def set_circuit_draft(self, runner: DraftPath | None) -> None:
         """Swap in a circuit runner of this proposer's binding, or out with None; sequences in flight go on."""
         if runner is not None:
-            check_runner(runner, self.config, self.weights, self.decisions)
+            check_runner(runner, self.config, self.weights, self.decisions, self.levers.head)
         self._circuit = runner
 
     def alloc_state(self) -> ProposerState:
@@ -318,11 +319,10 @@ class DraftProposer:
 
         target_hiddens: [n, hidden_size], or n tensors as `propose` takes them; grammar_bitmasks: one per sequence, None
         where it is free. A list given as `confidences` is filled with one list per sequence: per draft, the drafter's
-        own float32 probability of it, softmax over the whole vocabulary at temperature 1, before any grammar mask.
+        own float32 probability of it, at temperature 1 over all tokens it may draft, before any grammar mask.
 
-        A path whose rows influence one another's rounding (`is_batch_invariant` False: eager head, interpreter) runs
-        the sequences one by one. Raises ValueError for a state given twice or for more than propose_batch_max
-        sequences; no sequence gives an empty list.
+        A path that is not `is_batch_invariant` (eager head, interpreter) runs the sequences one by one. Raises
+        ValueError for a state given twice or for more than propose_batch_max of them; none give an empty list.
         """
         self._deferred = None
         masks: Sequence[Tensor | None] = [None] * len(states) if grammar_bitmasks is None else grammar_bitmasks

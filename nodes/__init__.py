@@ -32,8 +32,10 @@ from nodes.slice import Slice
 from nodes.sparse_mla_attention import SparseMlaAttention
 from nodes.split_heads import SplitHeads
 from nodes.swiglu import Swiglu
+from nodes.token_of_row import TokenOfRow
 from nodes.token_probability import TokenProbability
 from nodes.topk_router import TopkRouter
+from nodes.trimmed_grammar_mask import TrimmedGrammarMask
 
 __all__ = [
     "AbsorbQuery",
@@ -61,8 +63,10 @@ __all__ = [
     "SparseMlaAttention",
     "SplitHeads",
     "Swiglu",
+    "TokenOfRow",
     "TokenProbability",
     "TopkRouter",
+    "TrimmedGrammarMask",
 ]
 
 for _module in pkgutil.iter_modules(__path__):

@@ -7,7 +7,7 @@ from circuit import Cost, Node, TensorType, f32, i64, total_bytes
 
 
 class TokenProbability(Node):
-    """Return the softmax probability, over the whole vocabulary, of one token per row.
+    """Return the softmax probability, over every logit, of one of them per row.
 
     Ports:    logits T[n, vocab] - token i64[n]
     Result:   f32[n]

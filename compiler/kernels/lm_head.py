@@ -23,6 +23,7 @@ def lm_head(
     gain_ptr,
     weight_ptr,
     bitmask_ptr,
+    token_ids_ptr,
     # sizes and strides
     ROWS: tl.constexpr,
     VOCAB: tl.constexpr,
@@ -36,6 +37,7 @@ def lm_head(
     # flags
     HAS_GRAMMAR: tl.constexpr,
     HAS_CONFIDENCE: tl.constexpr,
+    IS_TRIMMED: tl.constexpr,
     # tiles
     NUM_PROGRAMS: tl.constexpr,
     SHARE: tl.constexpr,
@@ -50,7 +52,8 @@ def lm_head(
 
     One program: SHARE tokens in tiles of BLOCK_V for all rows, then its best key of each row; the last to arrive
     reduces the keys. Rounded where the nodes round, so that logits tie where theirs do. With HAS_GRAMMAR only tokens
-    whose bit is set compete; the probability of the token is over all of them.
+    whose bit is set compete; the probability of the token is over all of them. With IS_TRIMMED row v of the weight is
+    token token_ids[v], ascending.
     """
     program = tl.program_id(0)
     m = tl.arange(0, BLOCK_M)
@@ -86,13 +89,16 @@ def lm_head(
             gain = tl.load(gain_ptr + k, mask=in_k, other=0.0)
             acc = dot(weight, _normed(x, inverse_rms[None, :], gain[:, None]), acc)
         logits = through(acc, weight_ptr.dtype.element_ty)
+        token = v
+        if IS_TRIMMED:
+            token = tl.load(token_ids_ptr + v, mask=in_v, other=0).to(tl.int32)
         allowed = logits
         if HAS_GRAMMAR:
-            is_covered = (v < MASK_WORDS * 32)[:, None] & in_m[None, :]
-            word_ptrs = bitmask_ptr + m[None, :] * bitmask_stride + (v // 32)[:, None]
+            is_covered = (token < MASK_WORDS * 32)[:, None] & in_m[None, :]
+            word_ptrs = bitmask_ptr + m[None, :] * bitmask_stride + (token // 32)[:, None]
             words = tl.load(word_ptrs, mask=is_covered, other=0)
-            allowed = tl.where(((words >> (v % 32)[:, None]) & 1) == 1, logits, float("-inf"))
-        keys = tl.where(in_v[:, None], packed(allowed, v[:, None]), 0)
+            allowed = tl.where(((words >> (token % 32)[:, None]) & 1) == 1, logits, float("-inf"))
+        keys = tl.where(in_v[:, None], packed(allowed, token[:, None]), 0)
         if HAS_CONFIDENCE:
             chosen = tl.where(keys > best, logits, chosen)
             # a token beyond the vocabulary adds exp(-inf)

@@ -54,8 +54,10 @@ from nodes import (
     SparseMlaAttention,
     SplitHeads,
     Swiglu,
+    TokenOfRow,
     TokenProbability,
     TopkRouter,
+    TrimmedGrammarMask,
 )
 
 BACKEND = "triton"
@@ -189,7 +191,10 @@ lowers_region(
         Step("norm", RmsNorm, leaves=True),
         Step("logits", Linear, {"x": "norm"}),
         Step("allowed", GrammarMask, {"logits": "logits"}, at_least=0),
-        Step("draft", Argmax, {"logits": ("allowed", "logits")}, leaves=True),
+        Step("allowed_rows", TrimmedGrammarMask, {"logits": "logits"}, at_least=0),
+        Step("draft", Argmax, {"logits": ("allowed", "allowed_rows", "logits")}, leaves=True),
+        # a trimmed weight has a row for some tokens only
+        Step("token", TokenOfRow, {"row": "draft"}, leaves=True, at_least=0),
         Step("confidence", TokenProbability, {"logits": "logits", "token": "draft"}, leaves=True, at_least=0),
     ),
     backend=BACKEND,

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from circuit import BindingError
-from compiler.derived_weights import DerivedWeight, DerivedWeights
+from compiler.derived_weights import DerivedWeight, DerivedWeights, WithDerived
 
 JOINED = DerivedWeight(name="joined", recipe="rows", sources=("a", "b"))
 KEYS = DerivedWeight(name="keys", recipe="key_rows", sources=("kv",), num_heads=3, key_dim=2, value_dim=5)
@@ -30,6 +30,30 @@ def test_recipes_make_what_their_names_say() -> None:
     assert torch.equal(made["keys"].view(3, 2, 11), heads[:, :2])
     assert torch.equal(made["values"].view(3, 5, 11), heads[:, 2:])
     assert all(tensor.is_contiguous() for tensor in made.values())
+
+
+def test_take_rows_takes_the_rows_that_its_second_source_names() -> None:
+    held = sources() | {"ids": torch.tensor([0, 4, 20])}
+    taken = DerivedWeight(name="taken", recipe="take_rows", sources=("kv", "ids"))
+    made = DerivedWeights([taken], held).tensors["taken"]
+    assert torch.equal(made, held["kv"][[0, 4, 20]])
+    assert made.data_ptr() != held["kv"].data_ptr()
+
+
+def test_weights_with_derived_ones_make_them_again_when_they_are_read() -> None:
+    held = sources()
+    weights = WithDerived(ALL, held)
+    assert set(weights) == {*held, "joined", "keys", "values"}
+    assert len(weights) == 7
+    assert weights["a"] is held["a"]
+    before = weights["joined"]
+    held["b"].fill_(3.0)
+    assert weights.get("joined") is before
+    assert torch.equal(before, torch.cat([held["a"], held["b"]]))
+    assert weights.get("other") is None
+    held["a"] = held["a"].clone()
+    with pytest.raises(BindingError, match="bound to other memory"):
+        weights["joined"]
 
 
 def test_nothing_written_makes_nothing_again() -> None:

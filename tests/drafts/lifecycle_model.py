@@ -10,7 +10,8 @@ from hypothesis import assume
 from torch import Tensor
 
 from drafts.carry import DrafterKv
-from drafts.eager_glm5_next import EagerGlm5NextHead, allowed_logits
+from drafts.eager_draft_head import allowed_logits
+from drafts.eager_glm5_next import EagerGlm5NextHead
 from drafts.proposer import DraftProposer
 from drafts.proposer_state import ProposerState
 

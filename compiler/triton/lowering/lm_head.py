@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from compiler.triton.emission import RegionEmission
+from compiler.triton.launch import View
 from compiler.triton.tiles import cdiv, power_of_two
 from nodes import RmsNorm
 
@@ -29,52 +30,90 @@ class HeadTiles:
         return cdiv(cdiv(vocab, self.residents * MULTIPROCESSORS), _SHARE_UNIT) * _SHARE_UNIT
 
 
+@dataclass(frozen=True, slots=True)
+class HeadViews:
+    """What every form of the head reads beside its weight, and what it leaves; a part that is absent is the token."""
+
+    token: View
+    normed: View
+    probability: View
+    x: View
+    gain: View
+    bitmask: View
+    token_ids: View
+    eps: float
+    has_grammar: bool
+    has_confidence: bool
+    is_trimmed: bool
+
+    @staticmethod
+    def of(emit: RegionEmission) -> "HeadViews":
+        """Return those of a region whose steps have the names of the rule lm_head."""
+        norm, choices = emit.call("norm"), (*emit.calls("token"), emit.call("draft"))
+        assert isinstance(norm.node, RmsNorm)
+        # the row of a trimmed weight is kept inside, the token that it stands for leaves
+        token = emit.view(choices[0].results[0])
+        masks = (*emit.calls("allowed"), *emit.calls("allowed_rows"))
+        tokens, confidences = emit.calls("token"), emit.calls("confidence")
+        return HeadViews(
+            token=token,
+            normed=emit.view(norm.results[0]),
+            probability=emit.view(confidences[0].results[0]) if confidences else token,
+            x=emit.view(norm.args[0]),
+            gain=emit.view(norm.args[1]),
+            bitmask=emit.view(masks[0].args[1]) if masks else token,
+            token_ids=emit.view(tokens[0].args[1]) if tokens else token,
+            eps=norm.node.eps,
+            has_grammar=bool(masks),
+            has_confidence=bool(confidences),
+            is_trimmed=bool(tokens),
+        )
+
+    def sums(self, emit: RegionEmission, programs: int) -> dict[str, View]:
+        """Return work memory for the sum of a confidence, the token where there is none."""
+        names = ("logit_ptr", "maximum_ptr", "sum_ptr")
+        if not self.has_confidence:
+            return dict.fromkeys(names, self.token)
+        return {name: emit.scratch(name, torch.float32, programs, self.x.shape[0]) for name in names}
+
+
 def lower_lm_head(emit: RegionEmission) -> None:
     """One launch: token = argmax of norm(x) @ weight^T."""
-    norm, product, draft = emit.call("norm"), emit.call("logits"), emit.call("draft")
-    assert isinstance(norm.node, RmsNorm)
-    x, gain = (emit.view(value) for value in norm.args)
-    normed, weight, token = emit.view(norm.results[0]), emit.view(product.args[1]), emit.view(draft.results[0])
-    rows, (vocab, hidden) = x.shape[0], weight.shape
+    head, weight = HeadViews.of(emit), emit.view(emit.call("logits").args[1])
+    rows, (vocab, hidden) = head.x.shape[0], weight.shape
     tiles = tiles_of(rows)
     programs = cdiv(vocab, tiles.share(vocab))
-    # a part that is not there takes a view of something else and leaves it alone
-    bitmask = probability = token
-    sums = dict.fromkeys(("logit_ptr", "maximum_ptr", "sum_ptr"), token)
-    for allowed in emit.calls("allowed"):
-        bitmask = emit.view(allowed.args[1])
-    for confidence in emit.calls("confidence"):
-        probability = emit.view(confidence.results[0])
-        sums = {name: emit.scratch(name, torch.float32, programs, rows) for name in sums}
     emit.launch(
         "lm_head",
         "lm_head.lm_head",
         grid=(programs,),
         arguments={
-            "token_ptr": token,
-            "normed_ptr": normed,
-            "probability_ptr": probability,
+            "token_ptr": head.token,
+            "normed_ptr": head.normed,
+            "probability_ptr": head.probability,
             "best_ptr": emit.scratch("best_keys", torch.uint64, programs, rows),
-            **sums,
+            **head.sums(emit, programs),
             "arrived_ptr": emit.counter("arrived"),
-            "x_ptr": x,
-            "gain_ptr": gain,
+            "x_ptr": head.x,
+            "gain_ptr": head.gain,
             "weight_ptr": weight,
-            "bitmask_ptr": bitmask,
-            "x_stride": x.row_stride,
-            "normed_stride": normed.row_stride,
-            "bitmask_stride": bitmask.row_stride,
+            "bitmask_ptr": head.bitmask,
+            "token_ids_ptr": head.token_ids,
+            "x_stride": head.x.row_stride,
+            "normed_stride": head.normed.row_stride,
+            "bitmask_stride": head.bitmask.row_stride,
         },
         constants={
             "ROWS": rows,
             "VOCAB": vocab,
             "HIDDEN": hidden,
-            "MASK_WORDS": bitmask.shape[-1],
-            "EPS": norm.node.eps,
-            "HAS_GRAMMAR": bool(emit.calls("allowed")),
-            "HAS_CONFIDENCE": bool(emit.calls("confidence")),
+            "MASK_WORDS": head.bitmask.shape[-1],
+            "EPS": head.eps,
+            "HAS_GRAMMAR": head.has_grammar,
+            "HAS_CONFIDENCE": head.has_confidence,
+            "IS_TRIMMED": head.is_trimmed,
             "NUM_PROGRAMS": programs,
-            **_tile_constants(tiles, tiles.share(vocab), programs, x.shape, bool(emit.calls("confidence"))),
+            **tile_constants(tiles, vocab, head.x.shape, has_confidence=head.has_confidence),
             "NUM_STAGES": tiles.num_stages,
         },
         num_warps=tiles.num_warps,
@@ -82,10 +121,11 @@ def lower_lm_head(emit: RegionEmission) -> None:
     )
 
 
-def _tile_constants(
-    tiles: HeadTiles, share: int, programs: int, shape: tuple[int, ...], has_confidence: bool
-) -> dict[str, int]:
+def tile_constants(tiles: HeadTiles, vocab: int, shape: tuple[int, ...], *, has_confidence: bool) -> dict[str, int]:
+    """Return the tiles of a kernel of the head as its constexprs; `shape` is that of the rows it normalises."""
     rows, hidden = shape
+    share = tiles.share(vocab)
+    programs = cdiv(vocab, share)
     block_m = power_of_two(rows)
     # of a tile this wide of all rows a thread holds 32 elements
     columns = max(1, 32 * 32 * tiles.num_warps // block_m)

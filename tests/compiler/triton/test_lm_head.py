@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from compiler.triton.lowering import lm_head as lowering
+from drafts.levers import ModelLevers
 from tests.support.launches import LaunchScene
 
 pytestmark = pytest.mark.interpreted
@@ -144,3 +145,46 @@ def test_lm_head_keeps_nan_of_padding_to_padding() -> None:
 def test_lm_head_in_bf16_is_its_reference() -> None:
     scene, tensors = scene_of(dtype=torch.bfloat16)
     drafted(scene, tensors)
+
+
+# crosses words of a mask, holds bit 31 of one, and leaves out the first and the last token
+TRIMMED = (3, 8, 17, 30, 31, 32, 45, 59)
+
+
+def trimmed_scene(positions: tuple[int, ...] = (18, 3, 41), **changes: Any) -> tuple[LaunchScene, dict[str, Tensor]]:
+    return scene_of(positions, **{"levers": ModelLevers(draft_vocab=TRIMMED)} | changes)
+
+
+@pytest.mark.parametrize("parts", [{}, {"has_grammar": False}, {"has_confidence": False}], ids=str)
+@pytest.mark.parametrize("positions", [(3,), (18, 3, 41), tuple(range(2, 18))], ids=len)
+def test_trimmed_lm_head_is_its_reference(positions: tuple[int, ...], parts: dict[str, bool]) -> None:
+    scene, tensors = trimmed_scene(positions, padding=0, **parts)
+    assert set(drafted(scene, tensors)) <= set(TRIMMED)
+
+
+def test_trimmed_lm_head_with_a_grammar_drafts_what_it_allows_by_token_ids() -> None:
+    scene, tensors = trimmed_scene()
+    mask = tensors["grammar_bitmask"]
+    mask.zero_()
+    # bits 0 and 5 are those of rows, and of no listed token
+    mask[0, 0], mask[1, 1], mask[2, 1] = -(2**31) + 33, 1 << 27, (1 << 13) + 33
+    assert drafted(scene, tensors) == [31, 59, 45 if _is_above(tensors, 6, 5) else 32]
+
+
+def _is_above(tensors: dict[str, Tensor], row: int, other: int) -> bool:
+    """Whether the third hidden has a larger product with one row than with another."""
+    x = tensors["block_out"][2] * tensors["shared_head.norm"]
+    logits = tensors["lm_head.draft_rows"] @ x
+    return bool(logits[row] > logits[other])
+
+
+def test_trimmed_lm_head_drafts_the_lowest_token_of_equals_in_several_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lowering, "MULTIPROCESSORS", 1)
+    listed = tuple(range(4, 1200, 2))
+    scene, tensors = trimmed_scene(vocab_size=1201, levers=ModelLevers(draft_vocab=listed), has_grammar=False)
+    tensors["lm_head.draft_rows"].copy_(tensors["lm_head.draft_rows"][:1].expand(len(listed), -1))
+    assert drafted(scene, tensors) == [4, 4, 4]
+    tensors["lm_head.draft_rows"][:400] *= -1.0
+    assert all(token in (4, 804) for token in drafted(scene, tensors))
