@@ -26,8 +26,8 @@ DECISIONS = {
 class Scene:
     """A binding, one row to draft at position 18, and the cache before it."""
 
-    def __init__(self, decisions: dict[str, str]) -> None:
-        proposer = make_proposer("eager", decisions=decisions)
+    def __init__(self, decisions: dict[str, str], *, dtype: torch.dtype = torch.float32) -> None:
+        proposer = make_proposer("eager", decisions=decisions, dtype=dtype)
         binding = proposer.circuit_draft()
         assert binding is not None
         self.binding: DraftBinding = binding
