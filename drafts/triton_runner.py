@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from circuit import BindingError, Circuit
 from compiler import (
     AFTER_SPECIALISING,
     Compiled,
+    DerivedWeight,
     DerivedWeights,
     Request,
     chain,
@@ -65,7 +67,8 @@ class TritonRunner:
         self._device = binding.weights["lm_head"].device
         self._captures = captures and self._device.type == "cuda"
         self._is_exact = is_exact
-        self._programs: dict[_Key, tuple[Program, DerivedWeights]] = {}
+        self._programs: dict[_Key, tuple[Program, tuple[DerivedWeights, ...]]] = {}
+        self._derived: dict[DerivedWeight, DerivedWeights] = {}
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -102,7 +105,7 @@ class TritonRunner:
         """Draft a chain per row; see DraftPath."""
         check_chain(self.binding, rows, cache, num_drafts=num_drafts)
         size = 1 if self._is_exact else MAX_ROWS
-        parts = []
+        parts = [_no_drafts(self._device, num_drafts, has_confidence=has_confidence)]
         for start in range(0, rows.num_rows, size):
             masks = None if grammar is None else grammar[start : start + size]
             part = part_of(rows, start, start + size)
@@ -123,7 +126,8 @@ class TritonRunner:
             has_confidence=has_confidence,
         )
         outputs = ("token", CONFIDENCE) if has_confidence else ("token",)
-        masks = {} if grammar is None else _masks(grammar, num_drafts=num_drafts, num_rows=bucket)
+        words = -(-self.binding.config.vocab_size // 32)
+        masks = {} if grammar is None else _masks(grammar, num_drafts=num_drafts, num_rows=bucket, num_words=words)
         found = self._run(key, rows, cache, num_steps=num_drafts, outputs=outputs, masks=masks)
         of_rows = {name: tensor[:, : rows.num_rows].T.contiguous() for name, tensor in found.items()}
         return Drafts(of_rows["token"], of_rows.get(CONFIDENCE))
@@ -141,12 +145,15 @@ class TritonRunner:
         if key not in self._programs:
             self._programs[key] = self._made(key)
         program, derived = self._programs[key]
-        derived.refresh(self.binding.weights)
+        weights = dict(self.binding.weights)
+        for made in derived:
+            made.refresh(self.binding.weights)
+            weights.update(made.tensors)
         padded = padded_rows(rows, key.num_rows, key.max_blocks)
         return program.run(
             inputs={**row_inputs(padded), **(masks or {})},
             states=state_tensors(cache),
-            weights={**self.binding.weights, **derived.tensors},
+            weights=weights,
             num_steps=num_steps,
             outputs=outputs,
         )
@@ -175,7 +182,7 @@ class TritonRunner:
             num_sequences=cache.num_sequences,
         )
 
-    def _made(self, key: _Key) -> tuple[Program, DerivedWeights]:
+    def _made(self, key: _Key) -> tuple[Program, tuple[DerivedWeights, ...]]:
         circuit = launch_circuit(
             self.binding,
             num_drafts=key.num_drafts,
@@ -191,10 +198,16 @@ class TritonRunner:
             num_sequences=key.num_sequences,
         )
         plan = launch_plan(compiled, name=f"{circuit.name}_rows{key.num_rows}_blocks{key.max_blocks}")
-        derived = DerivedWeights(compiled.derived, self.binding.weights)
+        derived = tuple(self._derived_weight(weight) for weight in compiled.derived)
         if self._captures:
             return CudaGraphProgram(plan, device=self._device), derived
         return LaunchProgram(plan, device=self._device), derived
+
+    def _derived_weight(self, weight: DerivedWeight) -> DerivedWeights:
+        """One for all programs: it is as large as what it was made of."""
+        if weight not in self._derived:
+            self._derived[weight] = DerivedWeights([weight], self.binding.weights)
+        return self._derived[weight]
 
 
 def launch_circuit(
@@ -230,9 +243,18 @@ def launch_plan(compiled: Compiled, *, name: str) -> LaunchPlan:
     return emit(compiled.circuit, name=name, derived=compiled.derived)
 
 
-def _masks(grammar: Tensor, *, num_drafts: int, num_rows: int) -> dict[str, Tensor]:
-    """Return a mask per draft by input name; drafts that the caller gave none for, and padding rows, are free."""
-    free = torch.full((num_rows, num_drafts, grammar.shape[2]), -1, dtype=grammar.dtype, device=grammar.device)
-    given = grammar[:, :num_drafts]
+def _masks(grammar: Tensor, *, num_drafts: int, num_rows: int, num_words: int) -> dict[str, Tensor]:
+    """Return a mask per draft by input name; drafts that the caller gave none for, and padding rows, are free.
+
+    A mask shorter than the vocabulary allows nothing beyond its end.
+    """
+    free = torch.full((num_rows, num_drafts, num_words), -1, dtype=grammar.dtype, device=grammar.device)
+    given = functional.pad(grammar[:, :num_drafts, :num_words], (0, max(num_words - grammar.shape[2], 0)))
     free[: given.shape[0], : given.shape[1]] = given
     return {f"{GRAMMAR}.{step + 1}": free[:, step].contiguous() for step in range(num_drafts)}
+
+
+def _no_drafts(device: torch.device, num_drafts: int, *, has_confidence: bool) -> Drafts:
+    """Drafts of no row."""
+    confidences = torch.empty(0, num_drafts, device=device) if has_confidence else None
+    return Drafts(torch.empty(0, num_drafts, dtype=torch.int64, device=device), confidences)

@@ -21,19 +21,19 @@ class Memory:
 
     def __init__(self, plan: LaunchPlan, *, device: torch.device) -> None:
         self.plan = plan
-        self.device = device
         self._bases: dict[str, Tensor] = {}
         self.arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+        # with its number where the caller left that to torch
+        self.device = self.arena.device
         by_kind: dict[str, list[Buffer]] = {}
         for buffer in plan.buffers.values():
             by_kind.setdefault(buffer.kind, []).append(buffer)
         integers_first = sorted(by_kind.get("input", ()), key=lambda buffer: buffer.dtype.is_floating_point)
         self.inputs, self._input_starts = self._packed(integers_first)
         self.outputs, _ = self._packed(by_kind.get("output", ()))
+        self.counters, _ = self._packed(by_kind.get("counter", ()))
         self._mirror = torch.empty(0, dtype=torch.uint8)
         self._mirror_is_read = None if device.type == "cpu" else torch.cuda.Event()
-        for buffer in by_kind.get("counter", ()):
-            self._bases[buffer.name] = torch.zeros(buffer.num_elements, dtype=buffer.dtype, device=device)
         for buffer in by_kind.get("arena", ()):
             if buffer.name in plan.offsets:
                 start = plan.offsets[buffer.name]
@@ -63,7 +63,9 @@ class Memory:
         """
         for name, view in declared.items():
             tensor = _checked(self.plan.name, name, tensors.get(name), view)
-            if tensor.device.type != self.device.type or not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+            # the interpreter reads element by element, and a tensor of a file may start anywhere
+            is_aligned = self.device.type == "cpu" or tensor.data_ptr() % ALIGNMENT == 0
+            if tensor.device != self.device or not tensor.is_contiguous() or not is_aligned:
                 raise BindingError(
                     f"program {self.plan.name!r}: expected {name!r} contiguous on {self.device} and aligned to "
                     f"{ALIGNMENT} bytes, got strides {list(tensor.stride())} on {tensor.device} at "

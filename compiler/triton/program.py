@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ def kernel_of(name: str) -> Any:
 
 
 def run_launch(launch: Launch, memory: Memory) -> None:
-    """Start one launch on the memory's device."""
+    """Start one launch on the device that is current, which must be the memory's."""
     arguments = {
         name: memory.tensor(argument) if isinstance(argument, View) else argument
         for name, argument in launch.arguments.items()
@@ -33,6 +34,11 @@ def run_launch(launch: Launch, memory: Memory) -> None:
     kernel_of(launch.kernel)[launch.grid](
         **arguments, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages
     )
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a CUDA device the current one: triton launches there, wherever its arguments lie. A CPU always is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class LaunchProgram:
@@ -48,6 +54,7 @@ class LaunchProgram:
             raise LoweringError(f"program {plan.name!r}: triton interprets in this process; unset TRITON_INTERPRET")
         self.plan = plan
         self.memory = Memory(plan, device=device)
+        self._is_interrupted = False
 
     def run(
         self,
@@ -62,10 +69,11 @@ class LaunchProgram:
 
         `weights` holds the derived ones too. ValueError for more steps than the plan has.
         """
-        self.bind(states=states, weights=weights)
-        self.memory.feed(inputs)
-        self.launch(num_steps)
-        return self.read(outputs, num_steps)
+        with current_device(self.memory.device):
+            self.bind(states=states, weights=weights)
+            self.memory.feed(inputs)
+            self.launch(num_steps)
+            return self.read(outputs, num_steps)
 
     def bind(self, *, states: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         """Take the tensors that launches read and write; BindingError names the first that does not fit."""
@@ -80,13 +88,20 @@ class LaunchProgram:
         plan = self.plan
         if not 1 <= num_steps <= plan.num_steps:
             raise ValueError(f"program {plan.name!r}: expected 1 to {plan.num_steps} steps, got {num_steps}")
-        for index, (launch, step) in enumerate(zip(plan.launches, plan.steps, strict=True)):
-            if step >= num_steps:
-                return
-            run_launch(launch, self.memory)
-            if observe is not None and plan.calls[index + 1 : index + 2] != (plan.calls[index],):
-                for name, view in plan.results[plan.calls[index]].items():
-                    observe(name, self.memory.tensor(view))
+        if self._is_interrupted:
+            # launches that an exception kept from running would have set these back
+            self.memory.counters.zero_()
+        self._is_interrupted = True
+        with current_device(self.memory.device):
+            for index, (launch, step) in enumerate(zip(plan.launches, plan.steps, strict=True)):
+                # steps are in order
+                if step >= num_steps:
+                    break
+                run_launch(launch, self.memory)
+                if observe is not None and plan.calls[index + 1 : index + 2] != (plan.calls[index],):
+                    for name, view in plan.results[plan.calls[index]].items():
+                        observe(name, self.memory.tensor(view))
+        self._is_interrupted = False
 
     def read(self, outputs: Sequence[str], num_steps: int) -> dict[str, Tensor]:
         """Return copies of outputs of the last run by name, [num_steps, ...]."""
