@@ -62,13 +62,14 @@ def _write_pool_key(
     POOL: tl.constexpr,
     DEPTH: tl.constexpr,
     K_EPS: tl.constexpr,
+    HAS_NEIGHBOURS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
     """index_keys[slot] = sum over the pool of softmax(gate + bias) * key per channel, rounded where KeyPool does.
 
     `row` completes the pool. The pool's rows are those before it in this run as far as they are its sequence's, the
-    others come from the ring.
+    others come from the ring; all but the row itself do where a run has no two rows of a sequence.
     """
     dtype = index_keys_ptr.dtype.element_ty
     p = tl.arange(0, BLOCK_P)
@@ -78,7 +79,8 @@ def _write_pool_key(
     sequence = tl.load(sequence_ptr + row)
     rows_back = POOL - 1 - p
     rows = row - rows_back
-    is_before = in_pool & (rows >= 0)
+    # rows of nobody share a sequence all the same: without neighbours those alike write alike pools, whoever is last
+    is_before = in_pool & ((rows >= 0) if HAS_NEIGHBOURS else (rows_back == 0))
     in_run = (is_before & (tl.load(sequence_ptr + rows, mask=is_before, other=-1) == sequence))[:, None]
     ring_ptrs = (tail_ptr + (sequence * DEPTH + (position - rows_back) % DEPTH) * (2 * WIDTH))[:, None] + d[None, :]
     gate_ptrs = tl.where(in_run, (gate_ptr + rows * gate_stride)[:, None] + d[None, :], ring_ptrs + WIDTH)
@@ -123,6 +125,7 @@ def write_pages(
     POOLS_A_BLOCK: tl.constexpr,
     KV_EPS: tl.constexpr,
     K_EPS: tl.constexpr,
+    HAS_NEIGHBOURS: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -141,7 +144,7 @@ def write_pages(
         _write_pool_key(
             index_keys_ptr, tail_ptr, raw_key_ptr, gate_ptr, k_gain_ptr, k_bias_ptr, pool_bias_ptr, sequence_ptr, row,
             position, block * POOLS_A_BLOCK + pool % POOLS_A_BLOCK, raw_key_stride, gate_stride, WIDTH, POOL, DEPTH,
-            K_EPS, BLOCK_D, BLOCK_P,
+            K_EPS, HAS_NEIGHBOURS, BLOCK_D, BLOCK_P,
         )  # fmt: skip
 
 
@@ -208,8 +211,8 @@ def context_writes(
     write_pages(
         latent_ptr, index_keys_ptr, tail_ptr, kv_a_ptr, kv_gain_ptr, raw_key_ptr, gate_ptr, k_gain_ptr, k_bias_ptr,
         pool_bias_ptr, position_ptr, sequence_ptr, block_table_ptr, row, kv_a_stride, raw_key_stride, gate_stride,
-        block_table_stride, LATENT, WIDTH, POOL, DEPTH, ROWS_A_BLOCK, POOLS_A_BLOCK, KV_EPS, K_EPS, BLOCK_L, BLOCK_D,
-        BLOCK_P,
+        block_table_stride, LATENT, WIDTH, POOL, DEPTH, ROWS_A_BLOCK, POOLS_A_BLOCK, KV_EPS, K_EPS, True, BLOCK_L,
+        BLOCK_D, BLOCK_P,
     )  # fmt: skip
 
 

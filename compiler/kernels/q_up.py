@@ -106,8 +106,8 @@ def q_up(
         write_pages(
             latent_ptr, index_keys_ptr, tail_ptr, kv_a_ptr, kv_gain_ptr, raw_key_ptr, gate_ptr, k_gain_ptr, k_bias_ptr,
             pool_bias_ptr, position_ptr, sequence_ptr, block_table_ptr, row, kv_a_stride, raw_key_stride, gate_stride,
-            block_table_stride, LATENT, WIDTH, POOL, DEPTH, ROWS_A_BLOCK, POOLS_A_BLOCK, KV_EPS, K_EPS, BLOCK_L,
-            BLOCK_D, BLOCK_P,
+            block_table_stride, LATENT, WIDTH, POOL, DEPTH, ROWS_A_BLOCK, POOLS_A_BLOCK, KV_EPS, K_EPS, False,
+            BLOCK_L, BLOCK_D, BLOCK_P,
         )  # fmt: skip
         write_ring(
             tail_ptr, raw_key_ptr, gate_ptr, k_gain_ptr, k_bias_ptr, position_ptr, sequence_ptr, row, raw_key_stride,
