@@ -13,6 +13,7 @@ from circuit import Call, Circuit, StateType, Value, interpret
 from compiler import DerivedWeights, chain, remove_dead_code
 from compiler.compile import AFTER_SPECIALISING, Compiled, Request, compile_circuit
 from compiler.region import Region
+from compiler.registry import region_rules
 from compiler.target import target_of
 from compiler.triton.emission import LaunchPlan, emit
 from compiler.triton.launch import Buffer, View
@@ -215,7 +216,8 @@ class LaunchScene:
             got[value.name] = memory.tensor(view)
             # the null block and the null sequence come first, rows of padding last
             part = slice(1, None) if is_state else slice(0, self.num_live)
-            assert_like(f"{rule}.{value.name}", got[value.name][part], wanted[part], atol=atol, rtol=rtol)
+            bound = tag_bound(rule, wanted.dtype) if rtol is None else rtol
+            assert_like(f"{rule}.{value.name}", got[value.name][part], wanted[part], atol=atol, rtol=bound)
         return got
 
     def run_program(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -230,6 +232,12 @@ class LaunchScene:
         memory.check()
         outputs = {name: memory.tensor(view) for name, view in plan.outputs.items()}
         return outputs, {name: memory.tensor(view) for name, view in plan.states.items()}
+
+
+def tag_bound(rule: str, dtype: torch.dtype) -> float:
+    """Return the tag of a rule as a bound on results of a dtype: its own in float32, one unit of the dtype else."""
+    (numerics,) = (held.numerics for held in region_rules("triton") if held.name == rule)
+    return numerics.bound if dtype == torch.float32 else 2**-7
 
 
 def assert_like(where: str, got: Tensor, expected: Tensor, *, atol: float = 0.0, rtol: float | None = None) -> None:
