@@ -1,9 +1,9 @@
 """Products with a weight, in the form that Inductor turns into the fastest loop on a CPU.
 
 A row is multiplied with the weight and summed, `(w.float() * x).sum(-1)`: one pass over the weight with all operands in
-float32 registers. Several rows are unrolled and stacked, so that one pass over the weight serves them all. In bf16, on a
-CPU that multiplies it, native code of our own (bf16_products.py) is faster up to 16 rows; beyond some rows the library's
-matrix product wins. `product_form` decides, by the table of benchmarks/product_forms.py.
+float32 registers. Several rows are unrolled and stacked, so that one pass over the weight serves them all. In bf16, on
+a CPU that multiplies it, native code of our own (bf16_products.py) is faster up to 16 rows; beyond some rows the
+library's matrix product wins. `product_form` decides, by the table of benchmarks/product_forms.py.
 
 Shape letters: n rows, K inputs, N outputs.
 """
@@ -44,9 +44,9 @@ def product_form(
 
     One row of a weight from memory is dearer natively on one thread, and at the memory's rate on two; it is native all
     the same, so that a row has one result in any company. Without native products multiply_sum wins up to 2 rows at
-    every size; from 4 on matmul does for a large weight, which on a CPU without products of bf16 it never does (up to 8
-    rows, 1.2 to 3.6 times, 2 vCPU Xeon 2.0 GHz, AVX512). Weights of 1 to 8 MB stay with multiply_sum there: matmul gains
-    a quarter, and a row's bits would hang on the rows beside it. In float32 neither wins throughout.
+    every size; from 4 on matmul does for a large weight, which on a CPU without products of bf16 it never does (up to
+    8 rows, 1.2 to 3.6 times, 2 vCPU Xeon 2.0 GHz, AVX512). Weights of 1 to 8 MB stay with multiply_sum there: matmul
+    gains a quarter at 4 rows, and a row's bits would hang on the rows beside it. In float32 neither wins throughout.
 
     multiplies_bf16: whether the CPU has products of bf16; has_native: whether bf16_products.py may be called. None asks
     this CPU.
