@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import compiler.triton.program as launch_program
+import drafts.triton_runner as triton_runner
 from circuit import BindingError
+from compiler.triton import CudaGraphProgram, LaunchPlan
 from compiler.triton.launch import Launch
 from compiler.triton.memory import Memory
 from drafts.batch import RowBatch
@@ -31,6 +33,7 @@ from tests.drafts.drafter_twin import (
     snapshot,
 )
 from tests.drafts.tiny_head import VOCAB
+from tests.support.fake_cuda import GPU, FakeCuda
 
 pytestmark = pytest.mark.interpreted
 
@@ -107,6 +110,13 @@ def swap_in_launches(proposer: DraftProposer, *, is_exact: bool = True) -> Trito
     runner = TritonRunner(binding, is_exact=is_exact)
     proposer.set_circuit_draft(runner)
     return runner
+
+
+class OnFakeGpu(CudaGraphProgram):
+    """Captured whatever device the weights are on."""
+
+    def __init__(self, plan: LaunchPlan, *, device: torch.device) -> None:
+        super().__init__(plan, device=GPU)
 
 
 def programs(runner: TritonRunner) -> list[tuple[int, int, int]]:
@@ -308,6 +318,27 @@ def test_more_rows_than_one_chain_takes() -> None:
     twins = Twins(*lengths, is_exact=False, levers=ModelLevers(propose_batch_max=17), max_seq_len=17)
     twins.propose_batch(1)
     assert programs(twins.runner) == [(1, 1, 4), (1, 16, 4)]
+
+
+@pytest.mark.slow
+def test_captured_drafts_are_the_interpreted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in that records launches: lengths that grow, a reload that is seen, and one that is captured anew."""
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(triton_runner, "CudaGraphProgram", OnFakeGpu)
+    twins = Twins(0)
+    twins.runner._captures = True
+    twins.propose(0, 1)
+    before = twins.propose(1, 1)
+    for proposer in (twins.ours, twins.theirs):
+        proposer.weights["self_attn.kv_b_proj"].mul_(-3.0)
+        proposer.weights["lm_head"].copy_(proposer.weights["lm_head"].flip(0))
+    assert twins.propose(1, 1) != before
+    assert twins.runner.counts == {"captured": 1, "replayed": 3}
+    for proposer in (twins.ours, twins.theirs):
+        assert isinstance(proposer.weights, dict)
+        proposer.weights["lm_head"] = proposer.weights["lm_head"].flip(0).contiguous()
+    twins.propose(1, 1)
+    assert twins.runner.counts == {"captured": 2, "recaptured": 1, "replayed": 4}
 
 
 def test_no_rows_draft_nothing() -> None:
