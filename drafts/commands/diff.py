@@ -172,4 +172,4 @@ def _short(value: Any) -> str:
     """Digests by their first 16 digits, lists by commas."""
     if isinstance(value, tuple):
         return ", ".join(value)
-    return value[:16] if len(value) == 64 else str(value)
+    return value[:16] if isinstance(value, str) and len(value) == 64 else str(value)
