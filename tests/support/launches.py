@@ -1,4 +1,8 @@
-"""Regions and whole programs through their Triton launches, against what the interpreter makes of the same circuit."""
+"""Regions and whole programs through their Triton launches, against what the interpreter makes of the same circuit.
+
+Launches run where kernels run in this process: on the CPU under Triton's interpreter, or on a GPU. References run on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from compiler.target import target_of
 from compiler.triton.emission import LaunchPlan, emit
 from compiler.triton.launch import Buffer, View
 from compiler.triton.memory import Memory
-from compiler.triton.program import run_launch
+from compiler.triton.program import is_interpreting, run_launch
 from drafts.batch import RowBatch
 from drafts.binding import DraftBinding
 from tests.drafts.drafter_twin import make_proposer, make_text
@@ -30,11 +34,16 @@ GUARD = 256  # bytes before and after every buffer, which nothing may write
 Program = Literal["step", "next", "chain", "context"]
 
 
+def launch_device() -> torch.device:
+    """Where kernels run in this process."""
+    return torch.device("cpu" if is_interpreting() else "cuda")
+
+
 class GuardedMemory(Memory):
     """Memory in which every buffer, lent ones too, lies alone between guard zones, and starts poisoned."""
 
     def __init__(self, plan: LaunchPlan) -> None:
-        super().__init__(plan, device=torch.device("cpu"))
+        super().__init__(plan, device=launch_device())
         self._zones: dict[str, tuple[Tensor, Tensor]] = {}
         self._lent: dict[str, Tensor] = {}
         for buffer in plan.buffers.values():
@@ -51,7 +60,7 @@ class GuardedMemory(Memory):
             self._lent[view.buffer] = tensors[name].clone()
 
     def _guarded(self, buffer: Buffer) -> Tensor:
-        memory = torch.full((buffer.num_bytes + 2 * GUARD + 16,), 0xA5, dtype=torch.uint8)
+        memory = torch.full((buffer.num_bytes + 2 * GUARD + 16,), 0xA5, dtype=torch.uint8, device=self.device)
         start = GUARD + (-(memory.data_ptr() + GUARD)) % 16
         stop = start + buffer.num_bytes
         self._zones[buffer.name] = (memory[:start], memory[stop:])
@@ -64,7 +73,8 @@ class GuardedMemory(Memory):
             assert all(bool((zone == 0xA5).all()) for zone in zones), f"{name}: written outside its {GUARD} byte guards"
         for view in (*self.plan.weights.values(), *self.plan.inputs.values()):
             kept = self._lent[view.buffer]
-            assert torch.equal(self.tensor(view).nan_to_num(7.0), kept.nan_to_num(7.0)), f"{view.buffer}: was written"
+            held = self.tensor(view).cpu()
+            assert torch.equal(held.nan_to_num(7.0), kept.nan_to_num(7.0)), f"{view.buffer}: was written"
         for buffer in self.plan.buffers.values():
             if buffer.kind == "counter":
                 assert not self.base(buffer).any(), f"{buffer.name}: a counter is not back at zero"
@@ -213,7 +223,7 @@ class LaunchScene:
         for value, wanted in zip(results, expected, strict=True):
             is_state = isinstance(value.type, StateType)
             view = plan.states[_written(call, value)] if is_state else plan.outputs[value.name]
-            got[value.name] = memory.tensor(view)
+            got[value.name] = memory.tensor(view).cpu()
             # the null block and the null sequence come first, rows of padding last
             part = slice(1, None) if is_state else slice(0, self.num_live)
             bound = tag_bound(rule, wanted.dtype) if rtol is None else rtol
@@ -230,8 +240,8 @@ class LaunchScene:
         for launch in plan.launches:
             run_launch(launch, memory)
         memory.check()
-        outputs = {name: memory.tensor(view) for name, view in plan.outputs.items()}
-        return outputs, {name: memory.tensor(view) for name, view in plan.states.items()}
+        outputs = {name: memory.tensor(view).cpu() for name, view in plan.outputs.items()}
+        return outputs, {name: memory.tensor(view).cpu() for name, view in plan.states.items()}
 
 
 def tag_bound(rule: str, dtype: torch.dtype) -> float:
