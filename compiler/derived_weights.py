@@ -5,7 +5,7 @@ its own memory, so that captured addresses stay true. A weight bound to other me
 compiled or captured knows of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from circuit import BindingError, Count, NonNegative
+from compiler.quantised_rows import int8_rows, row_scales
 
-Recipe = Literal["rows", "key_rows", "value_rows", "take_rows"]
+Recipe = Literal["rows", "key_rows", "value_rows", "take_rows", "int8_rows", "row_scales"]
+
+
+# recipes that take a weight, or the rows of it that a second source names
+_OF_ROWS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "take_rows": lambda rows: rows,
+    "int8_rows": int8_rows,
+    "row_scales": row_scales,
+}
 
 
 class DerivedWeight(BaseModel):
@@ -23,7 +32,8 @@ class DerivedWeight(BaseModel):
 
     recipe: `rows` lays the sources one under the other; `key_rows` and `value_rows` take the first `key_dim` and the
         last `value_dim` of the rows of each head of the one source; `take_rows` takes the rows of the first source
-        that the second names.
+        that the second names; `int8_rows` and `row_scales` put a weight into eight bits, or the rows of it that a
+        second source names, see quantised_rows.py.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -39,8 +49,9 @@ class DerivedWeight(BaseModel):
         """Return the derived tensor, contiguous and in memory of its own."""
         if self.recipe == "rows":
             return torch.cat(tuple(sources), dim=0)
-        if self.recipe == "take_rows":
-            return torch.index_select(sources[0], 0, sources[1])
+        if self.recipe in _OF_ROWS:
+            rows = torch.index_select(sources[0], 0, sources[1]) if len(sources) == 2 else sources[0]
+            return _OF_ROWS[self.recipe](rows)
         (source,) = sources
         per_head = source.reshape(self.num_heads, self.key_dim + self.value_dim, *source.shape[1:])
         rows = per_head[:, : self.key_dim] if self.recipe == "key_rows" else per_head[:, self.key_dim :]

@@ -21,10 +21,29 @@ class EagerDraftHead(nn.Module):
         self.register_buffer("weight", weight)
         ids = draft_head.draft_vocab
         self.register_buffer("token_ids", None if ids is None else torch.tensor(ids, device=weight.device))
+        self._is_int8 = draft_head.draft_head == "int8"
+        self._quantised: tuple[Tensor, Tensor] | None = None
+        self._version = -1
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return the logits [n, rows] of normed hiddens [n, hidden]."""
-        return functional.linear(normed, self.weight if self.token_ids is None else self.weight[self.token_ids])
+        if self._is_int8:
+            steps, scale = self._int8()
+            return (functional.linear(normed.float(), steps.float()) * scale).to(normed.dtype)
+        return functional.linear(normed, self._rows())
+
+    def _rows(self) -> Tensor:
+        return self.weight if self.token_ids is None else self.weight[self.token_ids]
+
+    def _int8(self) -> tuple[Tensor, Tensor]:
+        """The rows in steps of a 127th of their largest magnitude, made again when the weight was written since."""
+        if self._quantised is None or self._version != self.weight._version:
+            rows = self._rows().float()
+            scale = rows.abs().amax(dim=1) / 127
+            scale = scale.masked_fill(~scale.isfinite(), torch.nan)
+            steps = (rows / scale[:, None]).nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
+            self._quantised, self._version = (steps, scale), self.weight._version
+        return self._quantised
 
     def best_row(self, logits: Tensor, grammar_bitmask: Tensor | None) -> Tensor:
         """Return the row [n] of the largest logit, the lowest of equals, among those that a grammar allows."""

@@ -19,7 +19,7 @@ from compiler import Feedback
 from drafts.config import DraftConfig
 from drafts.decisions import Decisions
 from drafts.draft_head import WHOLE_HEAD, DraftHead
-from drafts.head_weights import DRAFT_ROWS, DRAFT_TOKENS, LM_HEAD
+from drafts.head_weights import DRAFT_ROWS, DRAFT_TOKENS, INT8_ROWS, LM_HEAD, SCALES
 from nodes import (
     AbsorbQuery,
     AbsorbValue,
@@ -38,6 +38,7 @@ from nodes import (
     KeyPool,
     LayerNorm,
     Linear,
+    QuantisedLinear,
     RmsNorm,
     RoutedExperts,
     SelectTopk,
@@ -131,8 +132,12 @@ class _Head:
     def _draft(self, y: Value) -> None:
         c, num_rows = self.c, self.draft_head.num_rows(self.config.vocab_size)
         is_trimmed = self.draft_head.draft_vocab is not None
-        weight = self._weight(DRAFT_ROWS if is_trimmed else LM_HEAD, num_rows, self.config.hidden_size)
-        logits = Linear()(y, weight).named("logits")
+        shape = (num_rows, self.config.hidden_size)
+        if self.draft_head.draft_head == "int8":
+            weight = c.weight(INT8_ROWS, TensorType.of(torch.int8, *shape))
+            logits = QuantisedLinear()(y, weight, c.weight(SCALES, f32(num_rows))).named("logits")
+        else:
+            logits = Linear()(y, self._weight(DRAFT_ROWS if is_trimmed else LM_HEAD, *shape)).named("logits")
         bitmask = c.input("grammar_bitmask", TensorType.of(torch.int32, "n", "mask_words"))
         if not is_trimmed:
             row = draft = Argmax()(GrammarMask()(logits, bitmask).named("allowed_logits")).named("draft")

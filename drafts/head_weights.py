@@ -2,6 +2,8 @@
 
 lm_head.draft_tokens   i64[rows]   the token ids that may be drafted, ascending: stated by the lever
 lm_head.draft_rows     T[rows, h]  their rows of lm_head
+lm_head.int8           i8[rows, h] the rows in eight bits, for draft_head=int8
+lm_head.scale          f32[rows]   and the scale of each
 """
 
 from collections.abc import Mapping
@@ -16,14 +18,22 @@ from drafts.draft_head import DraftHead
 LM_HEAD = "lm_head"
 DRAFT_TOKENS = "lm_head.draft_tokens"
 DRAFT_ROWS = "lm_head.draft_rows"
-OWN_NAMES = frozenset({DRAFT_TOKENS, DRAFT_ROWS})
+INT8_ROWS = "lm_head.int8"
+SCALES = "lm_head.scale"
+OWN_NAMES = frozenset({DRAFT_TOKENS, DRAFT_ROWS, INT8_ROWS, SCALES})
 
 
 def derived_of(draft_head: DraftHead) -> tuple[DerivedWeight, ...]:
     """Return what is made of lm_head, nothing for the whole head."""
+    sources = (LM_HEAD,) if draft_head.draft_vocab is None else (LM_HEAD, DRAFT_TOKENS)
+    if draft_head.draft_head == "int8":
+        return (
+            DerivedWeight(name=INT8_ROWS, recipe="int8_rows", sources=sources),
+            DerivedWeight(name=SCALES, recipe="row_scales", sources=sources),
+        )
     if draft_head.draft_vocab is None:
         return ()
-    return (DerivedWeight(name=DRAFT_ROWS, recipe="take_rows", sources=(LM_HEAD, DRAFT_TOKENS)),)
+    return (DerivedWeight(name=DRAFT_ROWS, recipe="take_rows", sources=sources),)
 
 
 def with_head(weights: Mapping[str, Tensor], draft_head: DraftHead) -> Mapping[str, Tensor]:

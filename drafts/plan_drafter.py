@@ -28,6 +28,7 @@ from drafts.binding import DraftBinding, bind_head
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, default_block_size
 from drafts.config import DraftConfig
 from drafts.decisions import Decisions
+from drafts.draft_head import WHOLE_HEAD, DraftHead
 from drafts.planned_launches import planned_launches
 from drafts.weights import head_weight_specs
 from nodes import RoutedExperts
@@ -41,7 +42,9 @@ MAX_BYTES = 1 << 50  # of one weight: a thousand terabytes
 SHARED_WEIGHTS = ("embed_tokens", "lm_head", "target_norm")  # the target's own, which the drafter reads too
 
 
-def bind_without_weights(config: DraftConfig, decisions: Decisions, *, where: str = "config") -> DraftBinding:
+def bind_without_weights(
+    config: DraftConfig, decisions: Decisions, *, where: str = "config", draft_head: DraftHead = WHOLE_HEAD
+) -> DraftBinding:
     """Bind the head to weights that have a shape and no memory: enough to plan with, nothing to run.
 
     Raises ConfigError, with `where` in front, for sizes that no memory could hold.
@@ -64,6 +67,7 @@ def bind_without_weights(config: DraftConfig, decisions: Decisions, *, where: st
         decisions,
         block_size=default_block_size(config.index_kpool),
         max_num_drafts=DEFAULT_MAX_NUM_DRAFTS,
+        draft_head=draft_head,
     )
 
 

@@ -25,6 +25,7 @@ from nodes.indexer_scores import IndexerScores
 from nodes.key_pool import KeyPool
 from nodes.layer_norm import LayerNorm
 from nodes.linear import Linear
+from nodes.quantised_linear import QuantisedLinear
 from nodes.rms_norm import RmsNorm
 from nodes.routed_experts import RoutedExperts
 from nodes.select_topk import SelectTopk
@@ -56,6 +57,7 @@ __all__ = [
     "KeyPool",
     "LayerNorm",
     "Linear",
+    "QuantisedLinear",
     "RmsNorm",
     "RoutedExperts",
     "SelectTopk",

@@ -32,6 +32,14 @@ def rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def widened(x, dtype: tl.constexpr):
+    """Return int8 in a float dtype; every model dtype holds all its values."""
+    if IS_INTERPRETED:
+        return rounded(x.to(tl.float32), dtype)
+    return x.to(dtype)
+
+
+@triton.jit
 def through(x, dtype: tl.constexpr):
     """Round float32 to `dtype` and widen it again: a rounding point of a reference, kept in float32."""
     return rounded(x, dtype).to(tl.float32)

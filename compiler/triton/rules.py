@@ -14,9 +14,10 @@ products of one input are one product and its slices.
     8 router_shared     post norm + router top-k beside shared gate_up
     9, 10 experts       routed gate_up + SwiGLU; down + weighted sum + shared + residual
     11 lm_head          head norm + lm_head + argmax, logits never in memory; a grammar's mask and the draft's
-                        probability where the program has them
+                        probability where the program has them; lm_head_int8 is the same over rows in eight bits
 """
 
+from circuit import Node
 from compiler.pattern import Step
 from compiler.registry import Numerics, lowers_region, tolerance
 from compiler.triton.lowering.absorb_index import lower_absorb_index
@@ -25,6 +26,7 @@ from compiler.triton.lowering.entry import lower_entry
 from compiler.triton.lowering.experts import lower_experts
 from compiler.triton.lowering.in_proj import lower_in_proj
 from compiler.triton.lowering.lm_head import lower_lm_head
+from compiler.triton.lowering.lm_head_int8 import lower_lm_head_int8
 from compiler.triton.lowering.o_proj import lower_o_proj
 from compiler.triton.lowering.q_up import lower_q_up
 from compiler.triton.lowering.router_shared import lower_router_shared
@@ -47,6 +49,7 @@ from nodes import (
     KeyPool,
     LayerNorm,
     Linear,
+    QuantisedLinear,
     RmsNorm,
     RoutedExperts,
     SelectTopk,
@@ -185,18 +188,23 @@ lowers_region(
     numerics=_SUMS,
     launches=("experts_up", "experts_down"),
 )(lower_experts)
-lowers_region(
-    "lm_head",
-    (
+
+
+def _head(product: type[Node]) -> tuple[Step, ...]:
+    """The steps of the head over one kind of product."""
+    return (
         Step("norm", RmsNorm, leaves=True),
-        Step("logits", Linear, {"x": "norm"}),
+        Step("logits", product, {"x": "norm"}),
         Step("allowed", GrammarMask, {"logits": "logits"}, at_least=0),
         Step("allowed_rows", TrimmedGrammarMask, {"logits": "logits"}, at_least=0),
         Step("draft", Argmax, {"logits": ("allowed", "allowed_rows", "logits")}, leaves=True),
         # a trimmed weight has a row for some tokens only
         Step("token", TokenOfRow, {"row": "draft"}, leaves=True, at_least=0),
         Step("confidence", TokenProbability, {"logits": "logits", "token": "draft"}, leaves=True, at_least=0),
-    ),
-    backend=BACKEND,
-    numerics=_SUMS,
-)(lower_lm_head)
+    )
+
+
+lowers_region("lm_head", _head(Linear), backend=BACKEND, numerics=_SUMS)(lower_lm_head)
+lowers_region("lm_head_int8", _head(QuantisedLinear), backend=BACKEND, numerics=_SUMS, launches=("lm_head",))(
+    lower_lm_head_int8
+)

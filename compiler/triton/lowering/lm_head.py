@@ -1,11 +1,12 @@
 """lm_head: the head norm, the product with lm_head and the argmax, with a grammar and a confidence where asked for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from compiler.triton.emission import RegionEmission
-from compiler.triton.launch import View
+from compiler.triton.launch import Constant, View
 from compiler.triton.tiles import cdiv, power_of_two
 from nodes import RmsNorm
 
@@ -69,6 +70,20 @@ class HeadViews:
             is_trimmed=bool(tokens),
         )
 
+    def constants(self, vocab: int) -> dict[str, Constant]:
+        """Return the sizes and flags of a kernel over a weight of so many rows."""
+        rows, hidden = self.x.shape
+        return {
+            "ROWS": rows,
+            "VOCAB": vocab,
+            "HIDDEN": hidden,
+            "MASK_WORDS": self.bitmask.shape[-1],
+            "EPS": self.eps,
+            "HAS_GRAMMAR": self.has_grammar,
+            "HAS_CONFIDENCE": self.has_confidence,
+            "IS_TRIMMED": self.is_trimmed,
+        }
+
     def sums(self, emit: RegionEmission, programs: int) -> dict[str, View]:
         """Return work memory for the sum of a confidence, the token where there is none."""
         names = ("logit_ptr", "maximum_ptr", "sum_ptr")
@@ -80,12 +95,18 @@ class HeadViews:
 def lower_lm_head(emit: RegionEmission) -> None:
     """One launch: token = argmax of norm(x) @ weight^T."""
     head, weight = HeadViews.of(emit), emit.view(emit.call("logits").args[1])
-    rows, (vocab, hidden) = head.x.shape[0], weight.shape
-    tiles = tiles_of(rows)
+    launch_head(emit, "lm_head.lm_head", head, {"weight_ptr": weight}, tiles_of(head.x.shape[0]))
+
+
+def launch_head(
+    emit: RegionEmission, kernel: str, head: HeadViews, weights: Mapping[str, View], tiles: HeadTiles
+) -> None:
+    """Add the launch of a kernel that makes tokens of the rows of `weights`, the first of them [rows, hidden]."""
+    rows, vocab = head.x.shape[0], next(iter(weights.values())).shape[0]
     programs = cdiv(vocab, tiles.share(vocab))
     emit.launch(
         "lm_head",
-        "lm_head.lm_head",
+        kernel,
         grid=(programs,),
         arguments={
             "token_ptr": head.token,
@@ -96,7 +117,7 @@ def lower_lm_head(emit: RegionEmission) -> None:
             "arrived_ptr": emit.counter("arrived"),
             "x_ptr": head.x,
             "gain_ptr": head.gain,
-            "weight_ptr": weight,
+            **weights,
             "bitmask_ptr": head.bitmask,
             "token_ids_ptr": head.token_ids,
             "x_stride": head.x.row_stride,
@@ -104,14 +125,7 @@ def lower_lm_head(emit: RegionEmission) -> None:
             "bitmask_stride": head.bitmask.row_stride,
         },
         constants={
-            "ROWS": rows,
-            "VOCAB": vocab,
-            "HIDDEN": hidden,
-            "MASK_WORDS": head.bitmask.shape[-1],
-            "EPS": head.eps,
-            "HAS_GRAMMAR": head.has_grammar,
-            "HAS_CONFIDENCE": head.has_confidence,
-            "IS_TRIMMED": head.is_trimmed,
+            **head.constants(vocab),
             "NUM_PROGRAMS": programs,
             **tile_constants(tiles, vocab, head.x.shape, has_confidence=head.has_confidence),
             "NUM_STAGES": tiles.num_stages,

@@ -19,6 +19,7 @@ from compiler.triton.ahead_of_time import compile_launch
 from compiler.triton.document import code_key
 from compiler.triton.program import kernel_of
 from drafts.commands.plan_subject import plan_subject
+from drafts.draft_head import DraftHead
 from drafts.plan_drafter import bind_without_weights
 from drafts.triton_runner import compile_for_launches, launch_circuit, launch_plan
 
@@ -31,13 +32,17 @@ def main() -> int:
     parser.add_argument("--kpool", type=int, default=None)
     parser.add_argument("--context", type=int, default=131072)
     parser.add_argument("--confidence", action="store_true", help="with a grammar's mask and confidences")
+    parser.add_argument("--draft-head", default="bf16", help="the lever of that name")
+    parser.add_argument("--draft-vocab", type=int, default=None, help="rows of a trimmed lm_head")
     parser.add_argument("--only", help="launches whose name starts so")
     arguments = parser.parse_args()
     subject = plan_subject("glm-5.3-flash", dtype_name="bf16")
     config = subject.config
     if arguments.kpool is not None:
         config = config.model_copy(update={"index_kpool": arguments.kpool})
-    binding = bind_without_weights(config, subject.decisions)
+    listed = None if arguments.draft_vocab is None else tuple(range(arguments.draft_vocab))
+    head = DraftHead(draft_head=arguments.draft_head, draft_vocab=listed)
+    binding = bind_without_weights(config, subject.decisions, draft_head=head)
     parts = {"has_grammar": arguments.confidence, "has_confidence": arguments.confidence}
     # two drafts: the second is fed by the first, and has no norm of the target's
     circuit = launch_circuit(binding, num_drafts=0 if arguments.context_rows else 2, **parts)

@@ -1,0 +1,73 @@
+"""The lever draft_head: what each form drafts by every path, and that writes into lm_head are seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafts.levers import ModelLevers
+from drafts.proposer import DraftProposer
+from drafts.triton_runner import TritonRunner
+from tests.drafts.drafter_twin import make_proposer, make_text, swap_in
+
+INT8 = ModelLevers(draft_head="int8")
+TRIMMED_INT8 = ModelLevers(draft_head="int8", draft_vocab=tuple(range(1, 61, 2)))
+FORMS = pytest.mark.parametrize("levers", [INT8, TRIMMED_INT8], ids=["all tokens", "some tokens"])
+
+
+def drafted(proposer: DraftProposer) -> tuple[list[list[int]], list[list[float]]]:
+    """Drafts and confidences of a text at several positions."""
+    text, state = make_text(proposer, 40), proposer.alloc_state()
+    ids, confidences = [], []
+    for position in (5, 18, 31):
+        text.append(proposer, state, position)
+        made: list[list[float]] = []
+        token, hidden = int(text.tokens[position + 1]), text.hiddens[position]
+        ids += proposer.propose_batch([token], [hidden], [position], 3, [state], confidences=made)
+        confidences += made
+        proposer.after_verify(0, state)
+    proposer.free_state(state)
+    return ids, confidences
+
+
+@FORMS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_int8_head_drafts_alike_by_the_eager_head_and_the_circuit(levers: ModelLevers, dtype: torch.dtype) -> None:
+    proposer = make_proposer(levers=levers, dtype=dtype)
+    ids, confidences = drafted(proposer)
+    swap_in(proposer)
+    circuit_ids, circuit_confidences = drafted(proposer)
+    assert ids == circuit_ids
+    torch.testing.assert_close(torch.tensor(confidences), torch.tensor(circuit_confidences))
+
+
+def test_int8_head_has_other_logits_than_the_whole_one() -> None:
+    _, rough = drafted(make_proposer(levers=INT8))
+    _, whole = drafted(make_proposer())
+    assert rough != whole
+    torch.testing.assert_close(torch.tensor(rough[0]), torch.tensor(whole[0]), rtol=0.05, atol=0.01)
+
+
+@FORMS
+@pytest.mark.parametrize("path", ["eager", "circuit"])
+def test_int8_head_sees_rows_written_into_lm_head(path: str, levers: ModelLevers) -> None:
+    proposer = make_proposer(path, levers=levers)
+    before = drafted(proposer)
+    proposer.weights["lm_head"].mul_(-1.0)
+    after = drafted(proposer)
+    assert after != before
+    proposer.weights["lm_head"].mul_(-1.0)
+    assert drafted(proposer) == before
+
+
+@pytest.mark.interpreted
+def test_int8_head_drafts_alike_by_launches() -> None:
+    proposer = make_proposer(levers=INT8)
+    expected = drafted(proposer)
+    binding = proposer.circuit_draft()
+    assert binding is not None
+    assert "lm_head" not in binding.circuit.weights
+    proposer.set_circuit_draft(TritonRunner(binding))
+    ids, confidences = drafted(proposer)
+    assert ids == expected[0]
+    torch.testing.assert_close(torch.tensor(confidences), torch.tensor(expected[1]))
