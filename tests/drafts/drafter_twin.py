@@ -38,13 +38,14 @@ def make_proposer(
     decisions: dict[str, str] | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
     **config: Any,
 ) -> DraftProposer:
     """A proposer of the tiny head on the path of that name; what it frees turns into NaN."""
     made = tiny_config(dtype=dtype, **config)
     proposer = DraftProposer(
         made,
-        tiny_weights(made, seed=seed),
+        {name: weight.to(device) for name, weight in tiny_weights(made, seed=seed).items()},
         Decisions(**({"supplied_hidden": "post_norm"} | (decisions or {}))),
         max_seq_len=max_seq_len,
         max_num_drafts=max_num_drafts,

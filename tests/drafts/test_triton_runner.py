@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -20,96 +18,20 @@ from drafts.batch import RowBatch
 from drafts.levers import ModelLevers
 from drafts.proposer import DraftProposer
 from drafts.proposer_state import ProposerState
-from drafts.runner import DraftRunner
 from drafts.triton_runner import TritonRunner
 from tests.drafts.drafter_twin import (
     InjectedFault,
     Text,
-    assert_same_contents,
-    contents,
     make_proposer,
-    make_text,
-    poison_dead,
     snapshot,
 )
 from tests.drafts.tiny_head import VOCAB
 from tests.support.fake_cuda import GPU, FakeCuda
+from tests.support.launch_twins import Twins, programs
 
 pytestmark = pytest.mark.interpreted
 
 WORDS = -(-VOCAB // 32)
-
-
-class Twins:
-    """A drafter over launches and one whose circuit is interpreted, same weights, sequences of mixed lengths.
-
-    Every step is done by both, and must give the same ids and the same live cache, beside NaN in all that is dead.
-    """
-
-    def __init__(self, *lengths: int, is_exact: bool = True, text_rows: int = 90, **options: Any) -> None:
-        sequences = {"num_sequences": max(len(lengths), 1)} | options
-        self.ours, self.theirs = make_proposer(**sequences), make_proposer(**sequences)
-        self.runner = swap_in_launches(self.ours, is_exact=is_exact)
-        binding = self.theirs.circuit_draft()
-        assert binding is not None
-        self.theirs.set_circuit_draft(DraftRunner(binding))
-        self.texts: list[Text] = [make_text(self.ours, text_rows, seed=20 + index) for index in range(len(lengths))]
-        self.states: list[tuple[ProposerState, ProposerState]] = [
-            (self.ours.alloc_state(), self.theirs.alloc_state()) for _ in lengths
-        ]
-        for index, length in enumerate(lengths):
-            self.both(lambda proposer, state, text, rows=length: text.prefill(proposer, state, rows), index)
-
-    def both(self, step: Callable[[DraftProposer, ProposerState, Text], Any], index: int = 0) -> Any:
-        """Do a step to one sequence of both; return what it gave."""
-        ours, theirs = self.states[index]
-        poison_dead(self.ours, *(state for state, _ in self.states))
-        got = step(self.ours, ours, self.texts[index])
-        assert got == step(self.theirs, theirs, self.texts[index])
-        self.check()
-        return got
-
-    def propose(self, position: int, num_drafts: int, index: int = 0, **options: Any) -> list[int]:
-        def step(proposer: DraftProposer, state: ProposerState, text: Text) -> list[int]:
-            token, hidden = int(text.tokens[position + 1]), text.hiddens[position]
-            return proposer.propose(token, hidden, position, num_drafts, state, **options)
-
-        drafts = self.both(step, index)
-        assert isinstance(drafts, list)
-        return drafts
-
-    def propose_batch(self, num_drafts: int, **options: Any) -> tuple[list[list[int]], list[list[float]]]:
-        """Draft for all sequences at their ends, with confidences."""
-        poison_dead(self.ours, *(state for state, _ in self.states))
-        found = []
-        for proposer, which in ((self.ours, 0), (self.theirs, 1)):
-            states = [pair[which] for pair in self.states]
-            ends = [proposer.drafter_rows(state) for state in states]
-            confidences: list[list[float]] = []
-            tokens = [int(text.tokens[end + 1]) for text, end in zip(self.texts, ends, strict=True)]
-            hiddens = torch.stack([text.hiddens[end] for text, end in zip(self.texts, ends, strict=True)])
-            ids = proposer.propose_batch(tokens, hiddens, ends, num_drafts, states, confidences=confidences, **options)
-            found.append((ids, confidences))
-        (ids, ours), (expected, theirs) = found
-        assert ids == expected
-        assert [len(row) for row in ours] == [len(row) for row in ids]
-        for row, expected_row in zip(ours, theirs, strict=True):
-            assert row == pytest.approx(expected_row, rel=1e-5)
-        self.check()
-        return ids, ours
-
-    def check(self) -> None:
-        for ours, theirs in self.states:
-            assert self.ours.drafter_rows(ours) == self.theirs.drafter_rows(theirs)
-            assert_same_contents(contents(self.ours, ours), contents(self.theirs, theirs))
-
-
-def swap_in_launches(proposer: DraftProposer, *, is_exact: bool = True) -> TritonRunner:
-    binding = proposer.circuit_draft()
-    assert binding is not None
-    runner = TritonRunner(binding, is_exact=is_exact)
-    proposer.set_circuit_draft(runner)
-    return runner
 
 
 class OnFakeGpu(CudaGraphProgram):
@@ -117,11 +39,6 @@ class OnFakeGpu(CudaGraphProgram):
 
     def __init__(self, plan: LaunchPlan, *, device: torch.device) -> None:
         super().__init__(plan, device=GPU)
-
-
-def programs(runner: TritonRunner) -> list[tuple[int, int, int]]:
-    """Drafts, rows and table blocks of every program that was made."""
-    return sorted((key.num_drafts, key.num_rows, key.max_blocks) for key in runner._programs)
 
 
 @pytest.mark.parametrize(

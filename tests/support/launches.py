@@ -1,7 +1,7 @@
 """Regions and whole programs through their Triton launches, against what the interpreter makes of the same circuit.
 
-Launches run where kernels run in this process: on the CPU under Triton's interpreter, or on a GPU. References run on the
-CPU.
+Launches run where kernels run in this process: on the CPU under Triton's interpreter, or on a GPU. References run on
+the CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where inputs of a launch program lie, and how those on the host reach it: in one copy, once the one before was read."""
+"""Where inputs of a launch program lie, and how those on the host reach it: in one copy, each after the one before."""
 
 from __future__ import annotations
 
