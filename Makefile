@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format setup clean
+.PHONY: help demo test lint format mutation setup clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -23,6 +23,9 @@ demo: $(STAMP) ## draft with a trained checkpoint, eager and as a circuit (ARGS 
 
 test: lint ## check style and types, then run every test (ARGS goes to pytest)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+mutation: $(STAMP) ## plant faults in every node and lowering, and tell how many the tests catch (docs/parity.md)
+	$(BIN)/python -m tests.mutation.score --jobs $(JOBS) $(ARGS)
 
 lint: $(STAMP) ## check style and types only
 	$(BIN)/ruff check .

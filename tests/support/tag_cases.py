@@ -169,16 +169,20 @@ def _absorb_value() -> Iterator[TagCase]:
 
 def _append_cache() -> Iterator[TagCase]:
     for dtype in BOTH:
-        for name, slots in {
-            "in order": [4, 5, 6],
-            "first and last": [4, 15, 11],
-            "skipped": [-1, 7, -1],
-            "all skipped": [-1, -1, -1],
-        }.items():
-            cache, rows = _randn(4, 4, 3, seed=13), _randn(3, 3, seed=14)
-            cache[0] = NAN
-            rows[2, 1] = NAN
-            yield TagCase(f"{name} {dtype}", AppendCache(), (cache.to(dtype), rows.to(dtype), torch.tensor(slots)))
+        # of one entry a block, the second slot belongs to somebody
+        for entries in (4, 1):
+            first, last = entries, 4 * entries - 1
+            for name, slots in {
+                "in order": [first, first + 1, first + 2],
+                "first and last": [first, last, first + 1],
+                "skipped": [-1, last, -1],
+                "all skipped": [-1, -1, -1],
+            }.items():
+                cache, rows = _randn(4, entries, 3, seed=13), _randn(3, 3, seed=14)
+                cache[0] = NAN
+                rows[2, 1] = NAN
+                given = (cache.to(dtype), rows.to(dtype), torch.tensor(slots))
+                yield TagCase(f"{name}, {entries} entries {dtype}", AppendCache(), given)
 
 
 def _append_tail() -> Iterator[TagCase]:
