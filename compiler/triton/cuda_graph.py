@@ -85,6 +85,16 @@ class CudaGraphProgram:
                 self.counts["replayed"] += 1
             return program.read(outputs, num_steps)
 
+    def replay(self, num_steps: int) -> None:
+        """Replay the graph of so many drafts on what was fed last, and count nothing: for measuring it alone.
+
+        `CaptureError` where none was captured by a run.
+        """
+        if num_steps not in self._graphs:
+            raise CaptureError(f"program {self.plan.name!r}: no graph of {num_steps} drafts; {self.why_uncaptured}")
+        with current_device(self._program.memory.device):
+            self._graphs[num_steps].graph.replay()
+
     def drop(self) -> None:
         """Release the graphs; the next run captures again."""
         if self._graphs:

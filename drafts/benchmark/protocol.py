@@ -41,7 +41,7 @@ def time_interleaved(
         rounds += 1
         if on_round is not None:
             on_round(rounds)
-    return {name: _timing(values) for name, values in samples.items()}
+    return {name: timing_of(values) for name, values in samples.items()}
 
 
 def read_bandwidth(num_bytes: int, *, seconds: float = 1.0) -> float:
@@ -51,7 +51,8 @@ def read_bandwidth(num_bytes: int, *, seconds: float = 1.0) -> float:
     return buffer.nbytes / timing.p20_us / 1e3
 
 
-def _timing(values: Sequence[float]) -> Timing:
+def timing_of(values: Sequence[float]) -> Timing:
+    """Return median and spread of samples in microseconds."""
     ordered = sorted(values)
     return Timing(
         median_us=statistics.median(ordered),

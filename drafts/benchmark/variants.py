@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from drafts.cache import DrafterCache
 from drafts.compile_drafter import OPEN_SIZES
 from drafts.compiled_runner import CompiledRunner
 from drafts.config import DraftConfig
-from drafts.decisions import default_decisions
+from drafts.decisions import Decisions, default_decisions
 from drafts.eager_glm5_next import EagerGlm5NextHead, EagerPath
 from drafts.programs import ProgramKey, program_circuit, program_dims, program_step
 from drafts.proposer import DraftProposer
@@ -34,6 +34,18 @@ COMPILE_OPTIONS: dict[str, CompileOptions | None] = {
 
 
 _numbers = count()
+
+
+class Case(Protocol):
+    """What a variant is made of: a filled cache, and the rows that a chain starts from."""
+
+    config: DraftConfig
+    weights: Mapping[str, Tensor]
+    decisions: Decisions
+    cache: DrafterCache
+    rows: RowBatch
+    circuit: Circuit
+    num_drafts: int
 
 
 class Prepared:
@@ -64,18 +76,21 @@ class Prepared:
         self.circuit = program_circuit(self.binding, self.key)
 
 
-def eager(prepared: Prepared) -> Run:
+def eager(prepared: Case) -> Run:
     """The eager head: absorbed MLA, incremental pools, a loop over the experts that rows chose."""
     head = EagerGlm5NextHead(prepared.config, prepared.weights, prepared.decisions)
     path, cache = EagerPath(head, check_values=False), _copied(prepared.cache)
     return lambda: path.draft(prepared.rows, cache, num_drafts=prepared.num_drafts).ids
 
 
-def compiled_by_torch(prepared: Prepared, *, options: CompileOptions | None) -> Run:
+def compiled_by_torch(prepared: Case, *, options: CompileOptions | None) -> Run:
     """torch.compile of the chain in plain operators: linear, gather, softmax; weights as buffers, caches in place."""
     module = _own_code(_PlainChain)(prepared.circuit, prepared.weights)
     compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
     arguments = _arguments(prepared.circuit, prepared, _copied(prepared.cache))
+    for argument in arguments:
+        # without it a CUDA graph of torch's would copy the caches in, or not be made since they are written
+        torch._dynamo.mark_static_address(argument)
 
     def run() -> Tensor:
         with torch.no_grad():
@@ -125,7 +140,7 @@ def _own_code(kind: type[_PlainChain]) -> type[_PlainChain]:
     return type(kind.__name__, (kind,), {"forward": copy})
 
 
-def _arguments(circuit: Circuit, prepared: Prepared, cache: DrafterCache) -> list[Tensor]:
+def _arguments(circuit: Circuit, prepared: Case, cache: DrafterCache) -> list[Tensor]:
     inputs, states = row_inputs(prepared.rows), state_tensors(cache)
     sources: list[Value] = [*circuit.inputs.values(), *circuit.states.values()]
     return [inputs[value.name] if value.kind == "input" else states[value.name] for value in sources]
@@ -138,6 +153,7 @@ def _copied(cache: DrafterCache) -> DrafterCache:
         num_sequences=cache.num_sequences,
         block_size=cache.block_size,
         tail_depth=cache.tail_depth,
+        device=cache.latent.device,
     )
     for ours, theirs in zip(state_tensors(copy).values(), state_tensors(cache).values(), strict=True):
         ours.copy_(theirs)
