@@ -36,3 +36,10 @@ def test_grammar_mask_rows_are_independent() -> None:
     logits = randn(2, 40, seed=0)
     mask = torch.cat([words({3}, num_words=2), words({39}, num_words=2)])
     assert (GrammarMask().reference(logits, mask) > -INF).nonzero().tolist() == [[0, 3], [1, 39]]
+
+
+def test_grammar_mask_of_one_token_keeps_that_one_alone() -> None:
+    logits = randn(1, 97, seed=0)
+    for token in range(97):
+        got = GrammarMask().reference(logits, words({token}, num_words=4))
+        assert (got > -INF).nonzero().tolist() == [[0, token]]

@@ -39,3 +39,9 @@ def test_rms_norm_takes_its_statistics_in_float32() -> None:
     assert RmsNorm(eps=EPS).reference(x, torch.ones(4096, dtype=torch.bfloat16)).unique().tolist() == [1.0]
     large = torch.full((1, 8), 6e4, dtype=torch.float16)
     assert RmsNorm(eps=EPS).reference(large, torch.ones(8, dtype=torch.float16)).unique().tolist() == [1.0]
+
+
+def test_rms_norm_normalises_the_last_dim_whatever_stands_before_it() -> None:
+    x, weight = randn(3, 5, 7, seed=4), randn(7, seed=5)
+    got = RmsNorm(eps=EPS).reference(x, weight)
+    assert torch.equal(got.flatten(0, 1), RmsNorm(eps=EPS).reference(x.flatten(0, 1), weight))

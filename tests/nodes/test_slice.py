@@ -14,6 +14,8 @@ def test_slice_takes_the_columns_from_start_on() -> None:
     x = torch.arange(21.0).reshape(3, 7)
     assert torch.equal(Slice(start=2, width=3).reference(x), x[:, [2, 3, 4]])
     assert torch.equal(Slice(start=0, width=7).reference(x), x)
+    deep = torch.arange(84.0).reshape(3, 4, 7)
+    assert torch.equal(Slice(start=2, width=2).reference(deep), deep[..., [2, 3]])
 
 
 def test_slice_past_the_last_column_is_refused() -> None:

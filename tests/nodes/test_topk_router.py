@@ -124,3 +124,9 @@ def test_router_takes_the_smallest_groups_that_work(attributes: dict) -> None:
     node.infer(f32("n", NUM_EXPERTS), f32(NUM_EXPERTS))
     ids, _ = node.reference(randn(3, NUM_EXPERTS, seed=0), torch.zeros(NUM_EXPERTS))
     assert all(len(set(row)) == node.top_k for row in ids.tolist())
+
+
+def test_router_of_one_expert_has_no_groups_to_rank() -> None:
+    ids, weights = router(top_k=1).reference(torch.zeros(2, 1), torch.zeros(1))
+    assert ids.tolist() == [[0], [0]]
+    assert weights.tolist() == [[2.5], [2.5]]
