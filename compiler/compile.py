@@ -12,6 +12,7 @@ from typing import TypeAlias
 from circuit import Circuit, Value, VerifyError, verify
 from compiler.derived_weights import DerivedWeight
 from compiler.passes.bind_dims import bind_dims
+from compiler.passes.certify_products import certify_products
 from compiler.passes.dead_code import remove_dead_code
 from compiler.passes.fold_weights import fold_weights
 from compiler.passes.fuse import fuse
@@ -26,11 +27,15 @@ NO_RULES = "no chain has a lowering of its own on this backend"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to compile a circuit to: the use it is specialised for, the target, and the size of every named dim."""
+    """What to compile a circuit to: the use it is specialised for, the target, and the size of every named dim.
+
+    certified: weights of products that may be read in eight bits first where only the best is asked for.
+    """
 
     target: Target
     dims: Mapping[str, int]
     use: Use = AS_DECLARED
+    certified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,13 @@ def _fold_weights(compiled: Compiled, request: Request) -> Compiled:
     return replace(done, derived=derived)
 
 
+def _certify_products(compiled: Compiled, request: Request) -> Compiled:
+    """Say in eight bits which outputs of a product cannot win, where the request wants it."""
+    circuit, derived, rules = certify_products(compiled.circuit, request.certified)
+    done = _done(compiled, "certify products", circuit, f"{len(derived)} weights derived", rules)
+    return replace(done, derived=(*compiled.derived, *derived))
+
+
 def _fuse(compiled: Compiled, request: Request) -> Compiled:
     """Make regions of the chains that the backend has a lowering for."""
     rules = region_rules(request.target.backend)
@@ -116,6 +128,7 @@ PASSES: tuple[Pass, ...] = (
     _specialise,
     _dead_code,
     _fold_weights,
+    _certify_products,
     _fuse,
     _bind_dims,
     # what is emitted is legal too, and no write was lost on the way

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from circuit import BindingError, Count, NonNegative
-from compiler.quantised_rows import int8_rows, row_scales
+from compiler.quantised_rows import int8_rows, row_errors, row_scales
 
-Recipe = Literal["rows", "key_rows", "value_rows", "take_rows", "int8_rows", "row_scales"]
+Recipe = Literal["rows", "key_rows", "value_rows", "take_rows", "int8_rows", "row_scales", "row_errors"]
 
 
 # recipes that take a weight, or the rows of it that a second source names
@@ -24,6 +24,7 @@ _OF_ROWS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "take_rows": lambda rows: rows,
     "int8_rows": int8_rows,
     "row_scales": row_scales,
+    "row_errors": row_errors,
 }
 
 
@@ -33,7 +34,7 @@ class DerivedWeight(BaseModel):
     recipe: `rows` lays the sources one under the other; `key_rows` and `value_rows` take the first `key_dim` and the
         last `value_dim` of the rows of each head of the one source; `take_rows` takes the rows of the first source
         that the second names; `int8_rows` and `row_scales` put a weight into eight bits, or the rows of it that a
-        second source names, see quantised_rows.py.
+        second source names, and `row_errors` says how far off those are, see quantised_rows.py.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")

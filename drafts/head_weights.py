@@ -36,6 +36,13 @@ def derived_of(draft_head: DraftHead) -> tuple[DerivedWeight, ...]:
     return (DerivedWeight(name=DRAFT_ROWS, recipe="take_rows", sources=sources),)
 
 
+def certified_of(draft_head: DraftHead) -> tuple[str, ...]:
+    """Return the weights whose product a compile certifies, see compiler/passes/certify_products.py."""
+    if draft_head.draft_head != "int8_certified":
+        return ()
+    return (LM_HEAD if draft_head.draft_vocab is None else DRAFT_ROWS,)
+
+
 def with_head(weights: Mapping[str, Tensor], draft_head: DraftHead) -> Mapping[str, Tensor]:
     """Return the weights and, beside them, what a head other than the whole one reads; the former are not copied."""
     derived = derived_of(draft_head)

@@ -26,6 +26,7 @@ from drafts.binding import DraftBinding
 from drafts.cache import DrafterCache
 from drafts.compiled_runner import Program, padded_rows, part_of
 from drafts.glm5_next import CONFIDENCE
+from drafts.head_weights import certified_of
 from drafts.path import Drafts
 from drafts.runner import check_chain, check_rows, row_inputs, state_tensors
 
@@ -235,7 +236,8 @@ def compile_for_launches(
         "num_sequences": num_sequences,
         "mask_words": -(-binding.config.vocab_size // 32),
     }
-    return compile_circuit(circuit, Request(target_of("triton"), dims), passes=AFTER_SPECIALISING)
+    request = Request(target_of("triton"), dims, certified=certified_of(binding.draft_head))
+    return compile_circuit(circuit, request, passes=AFTER_SPECIALISING)
 
 
 def launch_plan(compiled: Compiled, *, name: str) -> LaunchPlan:

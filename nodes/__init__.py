@@ -15,6 +15,7 @@ from nodes.append_tail import AppendTail
 from nodes.argmax import Argmax
 from nodes.cache_slots import CacheSlots
 from nodes.cast import Cast
+from nodes.certified_linear import CertifiedLinear
 from nodes.choose import Choose
 from nodes.concat import Concat
 from nodes.embedding import Embedding
@@ -47,6 +48,7 @@ __all__ = [
     "Argmax",
     "CacheSlots",
     "Cast",
+    "CertifiedLinear",
     "Choose",
     "Concat",
     "Embedding",

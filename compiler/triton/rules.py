@@ -14,7 +14,8 @@ products of one input are one product and its slices.
     8 router_shared     post norm + router top-k beside shared gate_up
     9, 10 experts       routed gate_up + SwiGLU; down + weighted sum + shared + residual
     11 lm_head          head norm + lm_head + argmax, logits never in memory; a grammar's mask and the draft's
-                        probability where the program has them; lm_head_int8 is the same over rows in eight bits
+                        probability where the program has them; lm_head_int8 is the same over rows in eight bits,
+                        lm_head_certified takes two launches: bounds from eight bits, then the rows that could win
 """
 
 from circuit import Node
@@ -26,6 +27,7 @@ from compiler.triton.lowering.entry import lower_entry
 from compiler.triton.lowering.experts import lower_experts
 from compiler.triton.lowering.in_proj import lower_in_proj
 from compiler.triton.lowering.lm_head import lower_lm_head
+from compiler.triton.lowering.lm_head_certified import lower_lm_head_certified
 from compiler.triton.lowering.lm_head_int8 import lower_lm_head_int8
 from compiler.triton.lowering.o_proj import lower_o_proj
 from compiler.triton.lowering.q_up import lower_q_up
@@ -40,6 +42,7 @@ from nodes import (
     Argmax,
     CacheSlots,
     Cast,
+    CertifiedLinear,
     Concat,
     Embedding,
     ExtendSelection,
@@ -205,6 +208,14 @@ def _head(product: type[Node]) -> tuple[Step, ...]:
 
 
 lowers_region("lm_head", _head(Linear), backend=BACKEND, numerics=_SUMS)(lower_lm_head)
+# a probability is over all logits: a program that has it certifies nothing
+lowers_region(
+    "lm_head_certified",
+    _head(CertifiedLinear)[:-1],
+    backend=BACKEND,
+    numerics=_SUMS,
+    launches=("lm_head_bounds", "lm_head_rescore"),
+)(lower_lm_head_certified)
 lowers_region("lm_head_int8", _head(QuantisedLinear), backend=BACKEND, numerics=_SUMS, launches=("lm_head",))(
     lower_lm_head_int8
 )

@@ -60,6 +60,7 @@ def test_passes_run_in_the_order_of_the_list_and_each_leaves_a_record() -> None:
         "specialise",
         "dead code",
         "fold weights",
+        "certify products",
         "fuse",
         "bind dims",
         "verify",

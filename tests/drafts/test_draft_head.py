@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from circuit import to_text
 from drafts.levers import ModelLevers
 from drafts.proposer import DraftProposer
-from drafts.triton_runner import TritonRunner
+from drafts.triton_runner import TritonRunner, compile_for_launches, launch_circuit, launch_plan
 from tests.drafts.drafter_twin import make_proposer, make_text, swap_in
 
 INT8 = ModelLevers(draft_head="int8")
@@ -71,3 +72,27 @@ def test_int8_head_drafts_alike_by_launches() -> None:
     ids, confidences = drafted(proposer)
     assert ids == expected[0]
     torch.testing.assert_close(torch.tensor(confidences), torch.tensor(expected[1]))
+
+
+@pytest.mark.interpreted
+def test_certified_head_drafts_by_launches_what_the_whole_head_drafts() -> None:
+    whole, proposer = make_proposer(), make_proposer(levers=ModelLevers(draft_head="int8_certified"))
+    binding, plain = proposer.circuit_draft(), whole.circuit_draft()
+    assert binding is not None
+    assert plain is not None
+    # the same circuit: the launches alone differ, and not those of a confidence, which is over all logits
+    assert to_text(binding.circuit) == to_text(plain.circuit)
+    launches = []
+    for has_confidence in (False, True):
+        circuit = launch_circuit(binding, num_drafts=1, has_confidence=has_confidence)
+        compiled = compile_for_launches(binding, circuit, num_rows=1, max_blocks=4, num_blocks=9, num_sequences=3)
+        launches.append([launch.name for launch in launch_plan(compiled, name="one draft").launches])
+    assert launches[0][10:] == ["lm_head_bounds", "lm_head_rescore"]
+    assert launches[1][10:] == ["lm_head"]
+    proposer.set_circuit_draft(TritonRunner(binding))
+    expected = []
+    for one in (whole, proposer):
+        text, state = make_text(one, 20), one.alloc_state()
+        text.prefill(one, state, 12)
+        expected.append(text.propose(one, state, 12, 3))
+    assert expected[0] == expected[1]

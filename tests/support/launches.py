@@ -25,6 +25,7 @@ from compiler.triton.memory import Memory
 from compiler.triton.program import is_interpreting, run_launch
 from drafts.batch import RowBatch
 from drafts.binding import DraftBinding
+from drafts.head_weights import certified_of
 from tests.drafts.drafter_twin import make_proposer, make_text
 from tests.drafts.tiny_head import join, rows_at
 from tests.support.nan_empty import poison
@@ -142,7 +143,8 @@ class LaunchScene:
             "num_sequences": self.states["tail"].shape[0],
             "mask_words": words,
         }
-        request = Request(target_of("triton"), {**binding.dims, **sizes})
+        certified = certified_of(binding.draft_head)
+        request = Request(target_of("triton"), {**binding.dims, **sizes}, certified=certified)
         self.compiled: Compiled = compile_circuit(self.declared, request, passes=AFTER_SPECIALISING)
         derived = DerivedWeights(self.compiled.derived, binding.weights)
         self.weights = {**binding.weights, **derived.tensors}

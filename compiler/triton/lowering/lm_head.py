@@ -55,7 +55,9 @@ class HeadViews:
         # the row of a trimmed weight is kept inside, the token that it stands for leaves
         token = emit.view(choices[0].results[0])
         masks = (*emit.calls("allowed"), *emit.calls("allowed_rows"))
-        tokens, confidences = emit.calls("token"), emit.calls("confidence")
+        # a rule that certifies takes no confidence
+        has_step = any(step.name == "confidence" for step in emit.rule.pattern)
+        tokens, confidences = emit.calls("token"), emit.calls("confidence") if has_step else ()
         return HeadViews(
             token=token,
             normed=emit.view(norm.results[0]),

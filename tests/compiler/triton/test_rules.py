@@ -31,7 +31,7 @@ LAUNCHES = (
     "experts_down",
     "lm_head",
 )
-OTHER_HEADS = {"lm_head_int8"}  # rules of the lever draft_head
+OTHER_HEADS = {"lm_head_certified", "lm_head_int8"}  # rules of the lever draft_head
 # the released sizes, pools of 4
 REAL = {
     "vocab_size": 154880,
