@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 MAX_ROWS_ON_HOST = 32
+MAX_BLOCKS_ON_HOST = 1024  # of all block tables: beyond it operators are faster, and a million numbers take a second
 NULL_BLOCK = (
     "RowBatch.block_table: expected a block for every row up to position, got the null block 0; "
     "grow the sequence with ensure_capacity first"
@@ -81,7 +82,7 @@ class RowBatch:
             ("position", rows_held - lookahead, f"a row of the block table's {rows_held}"),
         )
         # a round's few rows are looked at as numbers: an operator call costs more than a comparison
-        if self.num_rows <= MAX_ROWS_ON_HOST:
+        if self.num_rows <= MAX_ROWS_ON_HOST and self.block_table.numel() <= MAX_BLOCKS_ON_HOST:
             self._check_on_host(limits, block_size=block_size, lookahead=lookahead)
             return
         for name, end, meaning in limits:

@@ -7,6 +7,7 @@ slot 0 belong to nobody: padding rows write there, and what they hold never matt
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -326,8 +327,14 @@ class DrafterCache:
             width = max(longest, 1)
         if width < longest:
             raise ValueError(f"DrafterCache.block_table: expected a width of {longest} or more, got {width}")
-        padded = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence in sequences]
-        return torch.tensor(padded, dtype=torch.int64, device=self.latent.device).reshape(len(sequences), width)
+        # torch takes over an array's memory; of a list it looks at every number, 40 ms for 16 tables of 8192 blocks
+        blocks = array("q")
+        for sequence in sequences:
+            blocks.extend(sequence.blocks)
+            blocks.extend([0] * (width - len(sequence.blocks)))
+        if not blocks:
+            return torch.empty(len(sequences), width, dtype=torch.int64, device=self.latent.device)
+        return torch.frombuffer(blocks, dtype=torch.int64).to(self.latent.device).reshape(len(sequences), width)
 
     def _release(self, blocks: list[int]) -> None:
         if self.poison_freed:

@@ -34,6 +34,16 @@ def check(rows: RowBatch, **changes: int) -> None:
     rows.check_values(**(limits | changes))
 
 
+def test_few_rows_of_long_sequences_are_not_looked_at_number_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 8192 blocks a row costs milliseconds as numbers."""
+    monkeypatch.setattr(RowBatch, "_check_on_host", lambda *_, **__: pytest.fail("looked at number by number"))
+    table = torch.ones(4, 400, dtype=torch.int64)
+    check(RowBatch(**fields(block_table=table)))
+    table[0, 1] = 0
+    with pytest.raises(ValueError, match="got the null block 0"):
+        check(RowBatch(**fields(block_table=table)))
+
+
 def test_legal_rows_pass() -> None:
     rows = RowBatch(**fields())
     assert rows.num_rows == 4
