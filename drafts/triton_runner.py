@@ -85,6 +85,14 @@ class TritonRunner:
                 total.update(program.counts)
         return total
 
+    def drop(self) -> None:
+        """Release graphs, work memory and derived weights, as after a swap out; the next run makes them again."""
+        for program, _ in self._programs.values():
+            if isinstance(program, CudaGraphProgram):
+                program.drop()
+        self._programs.clear()
+        self._derived.clear()
+
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
         """Write context rows, up to 256 at a time."""
         check_rows(self.binding, rows, cache, lookahead=0)

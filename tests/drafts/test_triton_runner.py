@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+from weakref import ref
 
 import pytest
 import torch
@@ -200,6 +202,18 @@ def test_two_runners_over_one_proposer_take_turns() -> None:
     assert programs(second) == [(1, 1, 4)]
 
 
+def test_dropped_runner_makes_its_programs_again() -> None:
+    """With derived weights of what is bound by then, which refuses nothing."""
+    twins = Twins(12)
+    twins.runner.drop()
+    assert programs(twins.runner) == []
+    name = "self_attn.kv_a_proj_with_mqa"
+    for proposer in (twins.ours, twins.theirs):
+        assert isinstance(proposer.weights, dict)
+        proposer.weights[name] = proposer.weights[name].flip(0).contiguous()
+    twins.both(lambda proposer, state, text: text.append(proposer, state, 14))
+
+
 @pytest.mark.parametrize("failing", ["absorb_index", "lm_head"])
 def test_exception_in_a_launch_leaves_rows_as_they_were(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the launch, or when it has counted up who arrived; the next run is as if nothing had been."""
@@ -256,6 +270,10 @@ def test_captured_drafts_are_the_interpreted_ones(monkeypatch: pytest.MonkeyPatc
         proposer.weights["lm_head"] = proposer.weights["lm_head"].flip(0).contiguous()
     twins.propose(1, 1)
     assert twins.runner.counts == {"captured": 2, "recaptured": 1, "replayed": 4}
+    held = [ref(graph.graph) for program, _ in twins.runner._programs.values() for graph in program._graphs.values()]
+    twins.runner.drop()
+    gc.collect()
+    assert [graph() for graph in held] == [None]
 
 
 def test_no_rows_draft_nothing() -> None:
