@@ -3,8 +3,8 @@
     python benchmarks/certified_head.py                  # some 700 hiddens in bf16, twenty seconds
 
 Prompts are prefilled by the demo's target, the drafter drafts at every eighth token of them; counted are the rows whose
-upper bound reaches the best lower one, as kernels/lm_head_certified.py computes them, and the rows that remain when
-the bound is the quantisation error alone. The winner of the whole head is held to be among the former.
+upper bound reaches the best lower one, as kernels/lm_head_certified.py computes them. The winner of the whole head is
+held to be among them.
 """
 
 import argparse

@@ -18,6 +18,7 @@ from compiler import (
     MemoryNeed,
     Roofline,
     bind_dims,
+    certify_products,
     launch_of_call,
     plan_memory,
     plan_program,
@@ -29,6 +30,7 @@ from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, default_block_size
 from drafts.config import DraftConfig
 from drafts.decisions import Decisions
 from drafts.draft_head import WHOLE_HEAD, DraftHead
+from drafts.head_weights import certified_of
 from drafts.planned_launches import planned_launches
 from drafts.weights import head_weight_specs
 from nodes import RoutedExperts
@@ -89,6 +91,7 @@ class DraftPlan:
     first: tuple[LaunchCost, ...]
     following: tuple[LaunchCost, ...]
     memory: MemoryNeed
+    draft_head: DraftHead = WHOLE_HEAD
 
     @property
     def launches_per_draft(self) -> int:
@@ -138,8 +141,11 @@ class DraftPlan:
     @property
     def lm_head_share(self) -> float:
         """Share of lm_head's bytes in the first draft's."""
-        rows = self.config.vocab_size * self.config.hidden_size * self.config.dtype.itemsize
-        return rows / self.bytes_per_draft
+        rows = self.draft_head.num_rows(self.config.vocab_size) * self.config.hidden_size
+        form = self.draft_head.draft_head
+        is_in_bytes = form == "int8" or (form == "int8_certified" and self.backend == "triton")
+        itemsize = 1 if is_in_bytes else self.config.dtype.itemsize
+        return rows * itemsize / self.bytes_per_draft
 
     @property
     def distinct_experts(self) -> float:
@@ -204,8 +210,10 @@ def plan_drafter(
 ) -> DraftPlan:
     """Plan a chain of `num_drafts` drafts of `batch` sequences of `context` rows, the drafts' own included."""
     dims = _dims(binding, batch, context)
-    first = _launches(bind_dims(binding.step(is_first=True), dims), dims, backend)
-    following = _launches(bind_dims(binding.step(is_first=False), dims), dims, backend)
+    # the other backends run a certified head as it is declared
+    certified = certified_of(binding.draft_head) if backend == "triton" else ()
+    steps = [certify_products(binding.step(is_first=is_first), certified)[0] for is_first in (True, False)]
+    first, following = (_launches(bind_dims(step, dims), dims, backend) for step in steps)
     return DraftPlan(
         device=device,
         roofline=roofline,
@@ -217,14 +225,17 @@ def plan_drafter(
         first=first,
         following=following,
         memory=memory_need(binding, reserved=reserved),
+        draft_head=binding.draft_head,
     )
 
 
 def memory_need(binding: DraftBinding, *, reserved: int = 0) -> MemoryNeed:
     """Return what the drafter needs of a device's memory, `reserved` bytes of others' beside it."""
     sizes = {name: value.type.num_bytes() for name, value in binding.circuit.weights.items()}  # type: ignore[union-attr]
-    if binding.config.tie_word_embeddings:
-        sizes["lm_head"] = 0  # the one table, held once
+    for weight in certify_products(binding.step(is_first=True), certified_of(binding.draft_head))[0].weights.values():
+        sizes.setdefault(weight.name, weight.type.num_bytes())  # type: ignore[union-attr]
+    # the target keeps it, whatever is derived of it; a tied one is the one table, held once
+    sizes["lm_head"] = 0 if binding.config.tie_word_embeddings else binding.weights["lm_head"].nbytes
     shared = sum(size for name, size in sizes.items() if name in SHARED_WEIGHTS)
     one = {**binding.dims, "num_blocks": 1, "num_sequences": 1}
     states = [value.type.bind(one) for value in binding.circuit.states.values() if isinstance(value.type, StateType)]

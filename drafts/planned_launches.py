@@ -7,7 +7,7 @@ some of them, as drafts 2..K without an indexer, has the same launches with less
 from collections.abc import Mapping
 from dataclasses import replace
 
-from circuit import Circuit, LoweringError
+from circuit import Circuit, Cost, LoweringError
 from compiler import (
     AFTER_SPECIALISING,
     LaunchCost,
@@ -62,6 +62,7 @@ PLANNED_LAUNCHES: dict[str, tuple[str, ...]] = {
         "head_normed",
         "logits",
         "allowed_logits",
+        "draft_row",
         "draft",
         "confidence",
     ),
@@ -92,7 +93,17 @@ def planned_launches(circuit: Circuit, dims: Mapping[str, int]) -> tuple[LaunchC
         return launches
     kernels = {launch.name: launch.kernel for launch in emitted}
     tags = {started: call.numerics for call in plan.calls for started in call.launches}
+    launches = tuple(part for launch in launches for part in _certified(launch, kernels))
     return tuple(
         replace(launch, numerics=tags[launch.name], kernel=kernels[launch.name]) if launch.name in kernels else launch
         for launch in launches
     )
+
+
+def _certified(launch: LaunchCost, kernels: Mapping[str, str]) -> tuple[LaunchCost, ...]:
+    """Return the head's launch as the two that a certified one starts; what the second reads is known on the device."""
+    if launch.name != "lm_head" or "lm_head_bounds" not in kernels:
+        return (launch,)
+    whole, *in_bytes = launch.weights
+    first = replace(launch, name="lm_head_bounds", weights=tuple(in_bytes), element_bytes=1)
+    return first, replace(launch, name="lm_head_rescore", cost=Cost(), weights=(whole,), weight_bytes=0)

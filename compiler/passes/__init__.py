@@ -1,6 +1,7 @@
 """Passes: circuit to circuit, meaning kept. Each docstring shows a small circuit before and after."""
 
 from compiler.passes.bind_dims import bind_dims
+from compiler.passes.certify_products import certify_products
 from compiler.passes.chain import chain
 from compiler.passes.dead_code import remove_dead_code
 from compiler.passes.feedback import Feedback
@@ -18,6 +19,7 @@ __all__ = [
     "RuleRecord",
     "Use",
     "bind_dims",
+    "certify_products",
     "chain",
     "context",
     "loop_step",

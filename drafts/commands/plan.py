@@ -112,7 +112,8 @@ def _plans(request: PlanRequest) -> tuple[PlanSubject, list[DraftPlan]]:
         bandwidth=None if request.bandwidth is None else rate(request.bandwidth),
         launch_gap_us=request.launch_gap_us,
     )
-    binding = bind_without_weights(subject.config, levers.applied_to(subject.decisions), where=subject.name)
+    decisions = levers.applied_to(subject.decisions)
+    binding = bind_without_weights(subject.config, decisions, where=subject.name, draft_head=levers.head)
     plans = [
         plan_drafter(
             binding,

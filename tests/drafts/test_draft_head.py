@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from circuit import to_text
+from compiler import load_device, roofline_of
+from drafts.decisions import Decisions
 from drafts.levers import ModelLevers
+from drafts.plan_drafter import bind_without_weights, plan_drafter
 from drafts.proposer import DraftProposer
 from drafts.triton_runner import TritonRunner, compile_for_launches, launch_circuit, launch_plan
 from tests.drafts.drafter_twin import make_proposer, make_text, swap_in
+from tests.drafts.tiny_head import tiny_config
 
 INT8 = ModelLevers(draft_head="int8")
 TRIMMED_INT8 = ModelLevers(draft_head="int8", draft_vocab=tuple(range(1, 61, 2)))
@@ -96,3 +102,34 @@ def test_certified_head_drafts_by_launches_what_the_whole_head_drafts() -> None:
         text.prefill(one, state, 12)
         expected.append(text.propose(one, state, 12, 3))
     assert expected[0] == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("levers", "launches", "bytes_a_weight"),
+    [
+        (ModelLevers(), ["lm_head"], 2),
+        (INT8, ["lm_head"], 1),
+        (ModelLevers(draft_head="int8_certified"), ["lm_head_bounds", "lm_head_rescore"], 1),
+        (TRIMMED_INT8, ["lm_head"], 30 / 61),
+    ],
+    ids=["bf16", "int8", "int8_certified", "int8 of some tokens"],
+)
+def test_plan_counts_the_bytes_of_each_form(levers: ModelLevers, launches: list[str], bytes_a_weight: float) -> None:
+    config = tiny_config(dtype=torch.bfloat16, hidden_size=2000)
+    binding = bind_without_weights(config, Decisions(), draft_head=levers.head)
+    device = load_device("h200", measured=Path("none"))
+    made = plan_drafter(
+        binding,
+        device=device,
+        roofline=roofline_of(device, is_16_bit=True, bandwidth=None, launch_gap_us=None),
+        backend="triton",
+        batch=1,
+        context=64,
+        num_drafts=3,
+    )
+    head = made.first[10:]
+    assert [launch.name for launch in head] == launches
+    assert all("lm_head" in launch.kernel for launch in head)
+    # beside the rows a scale or an error each, and the norm
+    assert head[0].weight_bytes == pytest.approx(61 * 2000 * bytes_a_weight, rel=0.08)
+    assert made.launches_per_draft == 10 + len(launches)
