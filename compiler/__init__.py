@@ -57,7 +57,9 @@ from compiler.near_ties import judge_near_tie, near_tie_bound, scores_of
 from compiler.op_by_op import LOWERED_BACKENDS, load_lowerings, run_op_by_op
 from compiler.parity import Bound, EdgeDifference, bound_for, compare_edge, compare_edges, worst_edge
 from compiler.passes import (
+    FOLD_PROJECTIONS,
     IS_FIRST,
+    SPLIT_KV_B,
     Feedback,
     Use,
     bind_dims,
@@ -88,6 +90,7 @@ __all__ = [
     "AFTER_SPECIALISING",
     "CIRCUIT",
     "DRIVER_FILE",
+    "FOLD_PROJECTIONS",
     "FORMAT",
     "IS_FIRST",
     "LOWERED_BACKENDS",
@@ -95,6 +98,7 @@ __all__ = [
     "PACKAGES",
     "PASSES",
     "PLAN",
+    "SPLIT_KV_B",
     "THIS_MACHINE",
     "Bound",
     "CallPlan",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from compiler.inductor.build import BuildJob, build_packages
     from compiler.inductor.driver import DRIVER
     from compiler.inductor.export import LoweredCircuit, export_circuit
-    from compiler.inductor.package import build_driver, build_package
+    from compiler.inductor.package import INDUCTOR_OPTIONS, build_driver, build_package
     from compiler.inductor.program import PackagedProgram
     from compiler.inductor.toolchain import has_cxx_compiler, require_cxx_compiler
 
@@ -19,6 +19,7 @@ _MODULES = {
     "LoweredCircuit": "compiler.inductor.export",
     "PackagedProgram": "compiler.inductor.program",
     "DRIVER": "compiler.inductor.driver",
+    "INDUCTOR_OPTIONS": "compiler.inductor.package",
     "build_driver": "compiler.inductor.package",
     "build_package": "compiler.inductor.package",
     "build_packages": "compiler.inductor.build",
@@ -29,6 +30,7 @@ _MODULES = {
 
 __all__ = [
     "DRIVER",
+    "INDUCTOR_OPTIONS",
     "BuildJob",
     "LoweredCircuit",
     "PackagedProgram",

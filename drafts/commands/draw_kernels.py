@@ -17,8 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx.traceback import annotate, preserve_node_meta
 
 from circuit import Circuit, LoweringError, StateType, Value
-from compiler.inductor import LoweredCircuit, require_cxx_compiler
-from compiler.inductor.package import INDUCTOR_OPTIONS
+from compiler.inductor import INDUCTOR_OPTIONS, LoweredCircuit, require_cxx_compiler
 from compiler.triton import emit
 
 _KERNELS = "compiler.kernels"

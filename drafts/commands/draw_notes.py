@@ -8,8 +8,17 @@ from typing import Literal
 import compiler.inductor as inductor
 from circuit import Circuit
 from circuit.draw import CallNote, Notes
-from compiler import ProgramPlan, Request, compile_circuit, lowering_of, plan_compiled, region_rules, target_of
-from compiler.passes.fold_weights import FOLD_PROJECTIONS, SPLIT_KV_B
+from compiler import (
+    FOLD_PROJECTIONS,
+    SPLIT_KV_B,
+    ProgramPlan,
+    Request,
+    compile_circuit,
+    lowering_of,
+    plan_compiled,
+    region_rules,
+    target_of,
+)
 from drafts.commands.draw_kernels import Kernels, inductor_kernels, triton_kernels
 from drafts.commands.draw_subject import DrawnProgram, DrawSubject, sizes
 from drafts.plan_drafter import LOADS_LOWERINGS
