@@ -98,8 +98,11 @@ def checks_of(mutant: Mutant, items: Sequence[pytest.Item]) -> Iterator[tuple[st
             yield f"tests of {node_type}", functools.partial(check_items, own_tests(items, node_type))
 
 
-def rehearse(layer: str) -> None:
-    """Run a layer's checks on the sources as they are: it loads what they share, and a fault here is no mutant's."""
+def rehearse(layer: str, items: Sequence[pytest.Item]) -> None:
+    """Run a layer's checks on the sources as they are: it loads what they share, and a fault here is no mutant's.
+
+    Of the tests of regions, minutes long, only what `check_rule` does is rehearsed.
+    """
     if layer == "triton":
         for rule in region_rules("triton"):
             kernel_checks.check_rule(rule.name)
@@ -108,6 +111,8 @@ def rehearse(layer: str) -> None:
         check_tags(node_type)
     for case in golden_cases():
         check_golden(case, HEADS[layer])
+    if layer == "nodes":
+        check_items([item for item in items if item.path.parent == NODE_TESTS])
 
 
 def check_tags(node_type: str) -> None:

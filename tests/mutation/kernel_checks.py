@@ -34,7 +34,8 @@ def scenes() -> dict[str, LaunchScene]:
             SIXTEEN, padding=0, n_routed_experts=12, n_group=3, topk_group=2, num_experts_per_tok=3
         ),
         "pools of one": LaunchScene((18, 5), index_kpool=1, index_topk=3),
-        "a later draft": LaunchScene((18, 3), program="next", decisions={"index_share": "pools_and_new_rows"}),
+        "a later draft": LaunchScene((18, 3), program="next"),
+        "several tiles": LaunchScene(SIXTEEN, padding=0, kv_lora_rank=601, hidden_size=531, moe_intermediate_size=131),
         "context rows": LaunchScene((3, 18), program="context"),
     }
 

@@ -42,7 +42,7 @@ class Session:
         started = time.monotonic()
         # warm, and no check may fail by itself
         for layer in dict.fromkeys(mutant.layer for mutant in self.mutants):
-            checks.rehearse(layer)
+            checks.rehearse(layer, items)
         say(f"rehearsed in {time.monotonic() - started:.0f} s")
         judged = judge(self.mutants, lambda one: checks.checks_of(one, items), num_workers=self.num_workers)
         for number, outcome in enumerate(judged, start=1):
@@ -103,7 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"{len(mutants)} mutants of {', '.join(options.layers)}")
     session = Session(mutants, options.jobs)
     folders = [str(ROOT / folder) for layer in options.layers for folder in checks.TEST_FOLDERS[layer]]
-    code = pytest.main([*folders, "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"], [session])
+    code = pytest.main(
+        [*folders, "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"], [session]
+    )
     if len(session.outcomes) < len(mutants):
         say(f"error: expected {len(mutants)} outcomes, got {len(session.outcomes)}; pytest ended with {code}")
         return 1

@@ -47,3 +47,10 @@ def test_tag_that_is_too_strong_fails(rule: str, claimed: registry.Numerics, mon
     monkeypatch.setitem(registry._RULES, key, replace(registry._RULES[key], numerics=claimed))
     with pytest.raises(AssertionError, match=f"{rule}.*differs by"):
         scene.check_region(rule)
+
+
+@pytest.mark.interpreted
+def test_latent_of_several_tiles_is_combined_whole() -> None:
+    # tiles of the latent shrink with the rows; at sixteen the released 512 take more than one
+    scene = LaunchScene(tuple(range(2, 18)), padding=0, kv_lora_rank=601, num_attention_heads=2, num_key_value_heads=2)
+    scene.check_region("sparse_mla")
