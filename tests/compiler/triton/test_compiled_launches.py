@@ -38,12 +38,19 @@ CASES = {
     "sixteen chains": ("--batch", "16"),
     "pools of sixteen": ("--batch", "1", "--kpool", "16"),
     "mask and confidence": ("--batch", "1", "--confidence", "--only", "lm_head"),
+    "eight bits": ("--batch", "4", "--draft-head", "int8", "--only", "lm_head"),
+    "eight bits, certified": ("--batch", "4", "--draft-head", "int8_certified", "--only", "lm_head"),
     "context rows": ("--batch", "256", "--context-rows"),
 }
 
 
-@pytest.mark.parametrize("arch", [90, 100])
-@pytest.mark.parametrize("case", CASES)
+# the second architecture where tiles are largest, and where kernels are fewest
+ON_BOTH = {"sixteen chains", "eight bits, certified", "context rows"}
+
+
+@pytest.mark.parametrize(
+    "case, arch", [*((case, 90) for case in CASES), *((case, 100) for case in CASES if case in ON_BOTH)]
+)
 def test_launches_at_the_released_sizes_are_sound_machine_code(case: str, arch: int) -> None:
     found = compiled(*CASES[case], "--arch", str(arch))
     assert found
