@@ -11,7 +11,8 @@ class Precision(StrEnum):
 
 
 class Backend(StrEnum):
-    """What can run a circuit: the interpreter over the nodes' references, or compiled programs."""
+    """What can run a circuit: the interpreter over the nodes' references, compiled programs, or Triton launches."""
 
     REFERENCE = "reference"
     INDUCTOR = "inductor"
+    TRITON = "triton"
