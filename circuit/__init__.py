@@ -1,5 +1,6 @@
 """The language of circuits: types, nodes' contract, graph, checks, the interpreter. Knows no node, kernel or model."""
 
+from circuit.communicator import Axis, Communicator, Exchange, communicating, communicator_over
 from circuit.cost import Cost, total_bytes
 from circuit.diff import Change, Difference, diff
 from circuit.document import from_document, load_document, save_document, to_document, to_json, to_yaml
@@ -11,6 +12,7 @@ from circuit.errors import (
     ConfigError,
     DocumentError,
     LoweringError,
+    RankError,
     StateError,
     TypeRuleError,
     VerifyError,
@@ -27,6 +29,7 @@ from circuit.verify import verify
 
 __all__ = [
     "DTYPES",
+    "Axis",
     "BindingError",
     "Call",
     "CaptureError",
@@ -34,17 +37,20 @@ __all__ = [
     "CheckpointError",
     "Circuit",
     "CircuitError",
+    "Communicator",
     "ConfigError",
     "Cost",
     "Count",
     "Difference",
     "Dim",
     "DocumentError",
+    "Exchange",
     "LoweringError",
     "Node",
     "NodeModule",
     "NonNegative",
     "PortType",
+    "RankError",
     "RunResult",
     "StateError",
     "StateType",
@@ -58,6 +64,8 @@ __all__ = [
     "call_text",
     "check_tensor",
     "close_names",
+    "communicating",
+    "communicator_over",
     "diff",
     "dim_text",
     "dtype_name",

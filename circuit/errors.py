@@ -49,6 +49,10 @@ class CaptureError(CircuitError):
     """A captured graph is stale or could not be captured."""
 
 
+class RankError(CircuitError):
+    """The ranks that share a split drafter are out of step, or another one of them failed."""
+
+
 class DocumentError(CircuitError):
     """A circuit document is malformed; carries file and line."""
 

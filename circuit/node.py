@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from circuit.communicator import Exchange
 from circuit.cost import Cost
 from circuit.errors import TypeRuleError
 from circuit.state_type import StateType
@@ -39,6 +40,9 @@ class Node(BaseModel):
         reads, writes: the ports that take state.
         has_own_interface: each instance sets the four above, since they follow from its attributes; its `reference`
             takes any number of tensors. True of regions only, which stand for a circuit.
+        exchange: the one exchange with other ranks that a run makes, empty for a node that makes none. It is an effect:
+            every rank runs the same exchanges in the same order. Such a node has the attributes `axis` and
+            `num_ranks`, and says in `payload` what it exchanges.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -48,6 +52,7 @@ class Node(BaseModel):
     reads: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[tuple[str, ...]] = ()
     has_own_interface: ClassVar[bool] = False
+    exchange: ClassVar[Exchange | None] = None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -74,6 +79,10 @@ class Node(BaseModel):
     def cost(self, *types: Any) -> Cost:
         """Return bytes and flops of one run; every dim is bound."""
         raise NotImplementedError(f"{type(self).__name__} defines no cost")
+
+    def payload(self, *types: Any) -> TensorType:
+        """Return what one rank hands to the exchange; of collectives only."""
+        raise NotImplementedError(f"{type(self).__name__} exchanges nothing")
 
     def reject(self, port: str, got: object, expected: str) -> TypeRuleError:
         """Return the error of a port that got the wrong type, for `infer` to raise."""

@@ -2,26 +2,29 @@
 
 A pass takes a circuit and returns one; what it may need beside is in the request, and what else it finds out (weights
 it derived, where values lie) it hands on with its record. What a backend emits is made of the result. After each pass
-every state is held to have as many writes as before it: a lost one would show only as a slowly worse drafter.
+every state is held to have as many writes as before it: a lost one would show only as a slowly worse drafter. The
+collectives are held to stay as they were placed, in their order: a rank that runs others than the rest waits for ever.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from circuit import Circuit, Value, VerifyError, verify
+from circuit import Call, Circuit, Value, VerifyError, verify
 from compiler.derived_weights import DerivedWeight
 from compiler.passes.bind_dims import bind_dims
 from compiler.passes.certify_products import certify_products
 from compiler.passes.dead_code import remove_dead_code
 from compiler.passes.fold_weights import fold_weights
 from compiler.passes.fuse import fuse
+from compiler.passes.place_collectives import Split, collectives, place_collectives
 from compiler.passes.plan_memory import MemoryPlan, plan_memory
 from compiler.passes.record import PassRecord, RuleRecord
 from compiler.passes.specialise import AS_DECLARED, Use, specialise
 from compiler.registry import region_rules
-from compiler.target import Target, check_dtypes
+from compiler.target import Target, check_collectives, check_dtypes
 
+PLACE_COLLECTIVES = "place collectives"
 NO_RULES = "no chain has a lowering of its own on this backend"
 
 
@@ -30,12 +33,15 @@ class Request:
     """What to compile a circuit to: the use it is specialised for, the target, and the size of every named dim.
 
     certified: weights of products that may be read in eight bits first where only the best is asked for.
+    splits: this rank's part of each weight that several ranks share, by the weight's name; empty for one rank, and for
+        a circuit whose collectives are placed already.
     """
 
     target: Target
     dims: Mapping[str, int]
     use: Use = AS_DECLARED
     certified: tuple[str, ...] = ()
+    splits: Mapping[str, Split] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,17 @@ def _dead_code(compiled: Compiled, request: Request) -> Compiled:
     return _done(compiled, "dead code", circuit, f"{dropped} calls dropped")
 
 
+def _place_collectives(compiled: Compiled, request: Request) -> Compiled:
+    """Give this rank its parts of the weights, and exchange what several ranks must know.
+
+    It goes before the folding of weights, which joins a split weight with a whole one.
+    """
+    circuit = place_collectives(compiled.circuit, request.splits)
+    check_collectives(circuit, request.target)
+    placed = collectives(circuit)
+    return _done(compiled, PLACE_COLLECTIVES, circuit, f"{len(placed)} exchanges" if placed else "one rank")
+
+
 def _fold_weights(compiled: Compiled, request: Request) -> Compiled:
     """Join products of one input and part kv_b, where the target wants it."""
     circuit, derived, rules = fold_weights(compiled.circuit, why_not=request.target.why_not)
@@ -127,6 +144,7 @@ PASSES: tuple[Pass, ...] = (
     _verify,
     _specialise,
     _dead_code,
+    _place_collectives,
     _fold_weights,
     _certify_products,
     _fuse,
@@ -149,6 +167,9 @@ def compile_circuit(circuit: Circuit, request: Request, *, passes: tuple[Pass, .
         # a chain writes once per draft what a step writes once
         times = request.use.num_drafts if run is _specialise else 1
         _check_writes(before.circuit, compiled.circuit, times=times, after=compiled.records[-1].name)
+        # before they are placed, specialising and dead code decide which there are
+        if any(record.name == PLACE_COLLECTIVES for record in before.records):
+            _check_exchanges(before.circuit, compiled.circuit, after=compiled.records[-1].name)
     return compiled
 
 
@@ -175,6 +196,19 @@ def _check_writes(before: Circuit, after_pass: Circuit, *, times: int, after: st
             f"{wrong[0]!r} as before it, got {got.get(wrong[0], 0)}; the pass loses or doubles a write",
             at=wrong[0],
         )
+
+
+def _check_exchanges(before: Circuit, after_pass: Circuit, *, after: str) -> None:
+    expected, got = ([_exchange_text(call) for call in collectives(circuit)] for circuit in (before, after_pass))
+    if expected != got:
+        raise VerifyError(
+            f"circuit {before.name!r}, pass {after!r}: expected the exchanges {'; '.join(expected) or 'none'} "
+            f"as before it, got {'; '.join(got) or 'none'}; the pass loses, doubles or moves one"
+        )
+
+
+def _exchange_text(call: Call) -> str:
+    return f"{call.results[0].name} = {call.node}"
 
 
 def _done(

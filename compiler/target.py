@@ -8,6 +8,7 @@ import torch
 
 from circuit import Circuit, LoweringError, StateType, close_names, dtype_name
 from compiler.passes.fold_weights import FOLD_PROJECTIONS, SPLIT_KV_B
+from compiler.passes.place_collectives import collectives
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -18,6 +19,7 @@ class Target:
 
     dtypes: the floating point dtypes that weights and states may have.
     traces_references: a node without a lowering runs its reference; otherwise it is refused by name.
+    holds_collectives: a program may exchange with other ranks; otherwise a circuit that does is refused.
     why_not: rules that the target does not want, each with its reason; a plan lists them as not fired.
     """
 
@@ -25,6 +27,7 @@ class Target:
     device: DeviceKind
     dtypes: tuple[torch.dtype, ...]
     traces_references: bool
+    holds_collectives: bool = False
     why_not: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -37,6 +40,7 @@ _TARGETS = {
         "cpu",
         (*_COMPILED_DTYPES, torch.float64),
         traces_references=True,
+        holds_collectives=True,
         why_not={
             FOLD_PROJECTIONS: "the interpreter is the oracle: it runs the circuit as it is declared",
             SPLIT_KV_B: "the interpreter is the oracle: it runs the circuit as it is declared",
@@ -75,3 +79,13 @@ def check_dtypes(circuit: Circuit, target: Target) -> None:
                 f"circuit {circuit.name!r}: {value.kind} {value!r}: {target.backend} runs {listed}; "
                 f"bind the drafter in one of them"
             )
+
+
+def check_collectives(circuit: Circuit, target: Target) -> None:
+    """Raise `LoweringError` for the first exchange between ranks where the target's programs can hold none."""
+    placed = collectives(circuit)
+    if placed and not target.holds_collectives:
+        raise LoweringError(
+            f"circuit {circuit.name!r}: {placed[0]}: a program of {target.backend} runs on one rank and exchanges "
+            f"nothing, got {len(placed)} exchanges; run a split drafter on the backend reference, or leave it whole"
+        )

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from drafts.decisions import Decisions, default_decisions
     from drafts.glm5_next import mtp_head
     from drafts.levers import ModelLevers
+    from drafts.parallel import ParallelPlan
     from drafts.proposer import DraftProposer
     from drafts.proposer_state import ProposerState
+    from drafts.ranks import join_ranks
     from drafts.runner import DraftRunner
     from drafts.sampling import Sampling
     from drafts.speculate import generate
@@ -26,12 +28,14 @@ _MODULES = {
     "DraftProposer": "drafts.proposer",
     "DraftRunner": "drafts.runner",
     "ModelLevers": "drafts.levers",
+    "ParallelPlan": "drafts.parallel",
     "ProposerState": "drafts.proposer_state",
     "RowBatch": "drafts.batch",
     "Sampling": "drafts.sampling",
     "bind_head": "drafts.binding",
     "default_decisions": "drafts.decisions",
     "generate": "drafts.speculate",
+    "join_ranks": "drafts.ranks",
     "mtp_head": "drafts.glm5_next",
     "read_config": "drafts.config",
 }
@@ -43,12 +47,14 @@ __all__ = [
     "DraftProposer",
     "DraftRunner",
     "ModelLevers",
+    "ParallelPlan",
     "ProposerState",
     "RowBatch",
     "Sampling",
     "bind_head",
     "default_decisions",
     "generate",
+    "join_ranks",
     "mtp_head",
     "read_config",
 ]

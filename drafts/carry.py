@@ -62,3 +62,10 @@ def _start_anew(cache: DrafterCache, state: ProposerState) -> None:
     # where the pool is too small now, the write that needs more says so
     with suppress(StateError):
         cache.ensure_capacity(state.sequence, state.max_rows)
+
+
+def free_kv(cache: DrafterCache, kv: DrafterKv) -> None:
+    """Give a carried cache's blocks back; ValueError for one of another cache."""
+    if kv.cache is not cache:
+        raise ValueError("free_drafter_kv: expected a cache taken from this proposer, got another one's")
+    cache.free_carried(kv.carried)

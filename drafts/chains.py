@@ -1,7 +1,7 @@
 """From requests to chains of drafts: the part of a propose that knows rows, paths and masks."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,12 +11,14 @@ from torch import Tensor
 from circuit import StateError
 from drafts.arguments import check_range, one_hidden, token_ids
 from drafts.batch import RowBatch
+from drafts.binding import DraftBinding
 from drafts.cache import DrafterCache
-from drafts.config import DraftConfig
 from drafts.draft_head import WHOLE_HEAD, DraftHead
 from drafts.grammar import checked_bitmask, num_drafts_allowed
+from drafts.in_step import ScriptedExchange, digest, tensor_digest
 from drafts.path import DraftPath, Drafts
 from drafts.proposer_state import ProposerState, undone_on_error
+from drafts.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +41,22 @@ class ChainDrafter:
 
     def __init__(
         self,
-        config: DraftConfig,
         cache: DrafterCache,
         counts: Counter[str],
         *,
         max_num_drafts: int,
+        sharing: Sharing,
+        bind: Callable[[], DraftBinding | None],
         draft_head: DraftHead = WHOLE_HEAD,
     ) -> None:
-        self._config = config
+        """Draft over a cache; `bind` gives the circuit that says what a drafter that ranks share exchanges."""
+        self._config = cache.config
         self._cache = cache
         self._counts = counts
         self._max_num_drafts = max_num_drafts
-        draftable = draft_head.bitmask(config.vocab_size)
+        self._sharing = sharing
+        self._bind = bind
+        draftable = draft_head.bitmask(cache.config.vocab_size)
         self._draftable = None if draftable is None else draftable.to(cache.latent.device)
 
     def request(
@@ -90,16 +96,61 @@ class ChainDrafter:
         the drafting like one before.
         """
         cache, fitting = self._cache, [request for request in requests if request.num_drafts]
+        runs = _runs(path, fitting)
+        facts: dict[str, int] = {}
+        script: tuple[ScriptedExchange, ...] = ()
+        if self._sharing.in_step.is_split:
+            facts, script = _facts(path, cache, requests), self._exchanges(fitting, runs, has_confidence=has_confidence)
         with undone_on_error(cache, [(request.state, request.position) for request in fitting]):
             for request in fitting:
                 _prepare_rows(cache, request)
-            chains = iter(_draft(path, cache, fitting, has_confidence=has_confidence))
+            drafted = self._sharing.in_step.draft(
+                facts, script, lambda: _draft(path, cache, fitting, runs, has_confidence=has_confidence)
+            )
+            chains = iter(drafted)
             yield [next(chains) if request.num_drafts else _no_drafts(cache.latent.device) for request in requests]
             for request in fitting:
                 cache.commit(request.state.sequence, request.position + request.num_drafts)
         for request in fitting:
             request.state.drafted_from, request.state.num_drafted = request.position, request.num_drafts
             self._counts[f"propose.{path.name}"] += 1
+
+    def _exchanges(
+        self, requests: Sequence[ChainRequest], runs: Sequence[Sequence[int]], *, has_confidence: bool
+    ) -> tuple[ScriptedExchange, ...]:
+        """Return what the runs exchange with other ranks, in order."""
+        script: list[ScriptedExchange] = []
+        for run in runs:
+            first = requests[run[0]]
+            num_masks = 0 if first.grammar is None else first.grammar.shape[0]
+            for index in range(first.num_drafts):
+                script += self._sharing.script(
+                    self._bind,
+                    len(run),
+                    is_first=index == 0,
+                    has_grammar=index < num_masks,
+                    has_confidence=has_confidence,
+                )
+        return tuple(script)
+
+
+def _facts(path: DraftPath, cache: DrafterCache, requests: Sequence[ChainRequest]) -> dict[str, int]:
+    """Return what must be the same on all ranks; of one sequence the numbers themselves, of several what tells them."""
+
+    def of(values: Sequence[int]) -> int:
+        return values[0] if len(values) == 1 else digest(*values)
+
+    masks = [None if request.grammar is None else tensor_digest(request.grammar) for request in requests]
+    return {
+        "path": digest(path.name),
+        "requests": len(requests),
+        "num_drafts": of([request.num_drafts for request in requests]),
+        "position": of([request.position for request in requests]),
+        "rows": of([cache.rows(request.state.sequence) for request in requests]),
+        "tokens": of([int(request.token) for request in requests]),
+        "hiddens": digest(*(tensor_digest(request.hidden) for request in requests)),
+        "grammar": digest(*masks),
+    }
 
 
 def _prepare_rows(cache: DrafterCache, request: ChainRequest) -> None:
@@ -120,18 +171,30 @@ def _prepare_rows(cache: DrafterCache, request: ChainRequest) -> None:
     cache.ensure_capacity(state.sequence, position + request.num_drafts)
 
 
-def _draft(
-    path: DraftPath, cache: DrafterCache, requests: Sequence[ChainRequest], *, has_confidence: bool
-) -> list[Drafts]:
-    """Draft each request's chain; [1, num_drafts] each. Rows beside one another only where that changes no bit."""
+def _runs(path: DraftPath, requests: Sequence[ChainRequest]) -> list[list[int]]:
+    """Return which requests run together: rows beside one another only where that changes no bit."""
     if not path.is_batch_invariant:
-        return [_draft_alike(path, cache, [request], has_confidence=has_confidence)[0] for request in requests]
-    made: dict[int, Drafts] = {}
+        return [[index] for index in range(len(requests))]
     # one run takes one number of drafts and one shape of mask
-    for key in dict.fromkeys(_run_key(request) for request in requests):
-        alike = [index for index, request in enumerate(requests) if _run_key(request) == key]
-        chains = _draft_alike(path, cache, [requests[index] for index in alike], has_confidence=has_confidence)
-        made.update(zip(alike, chains, strict=True))
+    return [
+        [index for index, request in enumerate(requests) if _run_key(request) == key]
+        for key in dict.fromkeys(_run_key(request) for request in requests)
+    ]
+
+
+def _draft(
+    path: DraftPath,
+    cache: DrafterCache,
+    requests: Sequence[ChainRequest],
+    runs: Sequence[Sequence[int]],
+    *,
+    has_confidence: bool,
+) -> list[Drafts]:
+    """Draft each request's chain; [1, num_drafts] each."""
+    made: dict[int, Drafts] = {}
+    for run in runs:
+        chains = _draft_alike(path, cache, [requests[index] for index in run], has_confidence=has_confidence)
+        made.update(zip(run, chains, strict=True))
     return [made[index] for index in range(len(requests))]
 
 

@@ -61,13 +61,30 @@ def read_headers(path: Path) -> Checkpoint:
     return Checkpoint(location=location, tensors=_read_file(location))
 
 
-def iterate_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Tensor]:
-    """Yield the named tensors in order, on the CPU and in their stored dtype; one open for neighbours in one file."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Entries `start` to `stop` of a stored tensor along `dim`, where it has `size`."""
+
+    dim: int
+    start: int
+    stop: int
+    size: int
+
+
+def iterate_tensors(checkpoint: Checkpoint, names: Sequence[str], *, part: Part | None = None) -> Iterator[Tensor]:
+    """Yield the named tensors in order, on the CPU and in their stored dtype; one open for neighbours in one file.
+
+    Of each only `part` is read, where there is one.
+    """
     for file, group in itertools.groupby(names, key=lambda name: checkpoint.tensors[name].file):
         try:
             with safe_open(file, framework="pt", device="cpu") as stored:
                 for name in group:
-                    yield stored.get_tensor(name)
+                    if part is None:
+                        yield stored.get_tensor(name)
+                        continue
+                    place = (*[slice(None)] * part.dim, slice(part.start, part.stop))
+                    yield stored.get_slice(name)[place]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{file}: expected readable tensors, got a fault: {error}; fetch the file again"

@@ -18,6 +18,7 @@ from drafts.commands.folders import cache_folder as _cache_folder
 from drafts.commands.options import Backend, Precision
 from drafts.commands.parity_entry import bisect, parity
 from drafts.commands.plan_entry import plan
+from drafts.commands.rank_launch import launch_ranks, started_rank
 from drafts.commands.screen import Screen
 
 # typer exports only this child of it, and some versions keep the module of both private
@@ -64,6 +65,18 @@ MaybeDtype = Annotated[
     Precision | None, typer.Option(help="What weights and activations are held in; f32, or as compiled.")
 ]
 MaybeBackend = Annotated[Backend | None, typer.Option(help="What runs the circuit; see docs/compiling.md.")]
+
+
+MAX_RANKS = 64
+NumProcesses = Annotated[
+    int | None, typer.Option("--nproc", min=1, max=MAX_RANKS, metavar="N", help="Ranks on this machine that share it.")
+]
+TensorRanks = Annotated[
+    int | None, typer.Option("--tp", min=1, max=MAX_RANKS, metavar="N", help="Ranks that share heads and lm_head.")
+]
+ExpertRanks = Annotated[
+    int | None, typer.Option("--ep", min=1, max=MAX_RANKS, metavar="N", help="Ranks that share the experts.")
+]
 
 
 def _prepare(backend: Backend | None, screen: Screen) -> None:
@@ -218,17 +231,27 @@ def run(
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="CHECKPOINT", help="Where an artifact's weights lie, if they were moved.")
     ] = None,
+    nproc: NumProcesses = None,
+    tp: TensorRanks = None,
+    ep: ExpertRanks = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Continue a prompt: the drafter guesses, the target decides.
 
-    A checkpoint's circuit is compiled into a cache folder the first time; without a C++ compiler it is interpreted.
+    A checkpoint's circuit is compiled into a cache folder the first time; without a C++ compiler it is interpreted. On
+    several ranks, of torchrun or --nproc, they share the drafter.
     """
-    screen = Screen(as_json=as_json)
+    started = started_rank()
+    if started.num_ranks == 1 and nproc is not None and nproc > 1:
+        raise typer.Exit(launch_ranks(nproc, sys.argv[1:]))
+    if nproc is not None and nproc != started.num_ranks:
+        raise typer.BadParameter(f"expected the {started.num_ranks} ranks that were started, got {nproc}; leave it out")
+    screen = Screen(as_json=as_json, is_silent=started.rank > 0)
     with screen.step("loading torch and transformers"):
         _prepare(backend, screen)
         from drafts.commands.artifacts import BackendChoice
+        from drafts.commands.rank_options import RankOptions
         from drafts.commands.run import RunOptions
         from drafts.commands.run import run as body
     options = RunOptions(
@@ -242,6 +265,7 @@ def run(
         dtype_name=None if dtype is None else dtype.value,
         backend=BackendChoice(None if backend is None else backend.value, _cache_folder()),
         checkpoint=checkpoint,
+        ranks=RankOptions(started, tp, ep),
     )
     body(model, options, screen=screen)
 
@@ -361,8 +385,9 @@ def _report(error: Exception, *, as_json: bool) -> int:
 
         line, is_bad_input = explain(error)
         code = EXIT_BAD_INPUT if is_bad_input else EXIT_FAILED
-    Screen(as_json=as_json).emit({"ok": False, "error": line})
-    _say(f"error: {line}")
+    rank = os.environ.get("RANK", "0")
+    Screen(as_json=as_json, is_silent=rank != "0").emit({"ok": False, "error": line})
+    _say(f"error: {line}" if rank == "0" else f"rank {rank}: error: {line}")
     return code
 
 

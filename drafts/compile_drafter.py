@@ -24,7 +24,7 @@ from compiler import (
     write_manifest,
 )
 from compiler.inductor import BuildJob, build_driver, build_packages, require_cxx_compiler
-from drafts.binding import DraftBinding, not_modelled
+from drafts.binding import DraftBinding, not_modelled, require_whole
 from drafts.head_weights import OWN_NAMES
 from drafts.programs import (
     COMPILED_DTYPES,
@@ -98,11 +98,12 @@ def compile_drafter(
 
 
 def bound_circuit(proposer: DraftProposer, checkpoint: Path) -> DraftBinding:
-    """Return the proposer's circuit to compile; CircuitError names what it does not model."""
+    """Return the proposer's circuit to compile; CircuitError names what it does not model, and ranks that share it."""
     binding = proposer.circuit_draft()
     if binding is None:
         gaps = "; ".join(not_modelled(proposer.config))
         raise CircuitError(f"{checkpoint}: the circuit does not model {gaps}; run with --eager")
+    require_whole(binding)
     if proposer.config.dtype not in COMPILED_DTYPES.values():
         found = dtype_name(proposer.config.dtype)
         raise CircuitError(f"{checkpoint}: expected f32 or bf16 to compile in, got {found}; choose one with --dtype")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drafts.batch import RowBatch
-from drafts.binding import DraftBinding
+from drafts.binding import DraftBinding, require_whole
 from drafts.cache import DrafterCache
 from drafts.path import Drafts
 from drafts.programs import ProgramKey, ProgramKind
@@ -64,6 +64,7 @@ class CompiledRunner:
 
         `exact`: those that give a row the same bits whatever rows run beside it; `inexact`: those that need not.
         """
+        require_whole(binding)
         self.binding = binding
         self.name = f"circuit:{backend}"
         self.fallbacks: Counter[str] = Counter()

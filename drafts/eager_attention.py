@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drafts.config import DraftConfig
+from drafts.eager_shard import EagerShard
 
 K_NORM_EPS = 1e-6  # the indexer's LayerNorm has its own, not rms_norm_eps
 
@@ -78,9 +79,10 @@ class EagerAttention(nn.Module):
     kv_b_proj: Tensor  # [H*(N+V), R], per head N rows of keys, then V of values
     o_proj: Tensor  # [hidden, H*V]
 
-    def __init__(self, config: DraftConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: DraftConfig, weights: Mapping[str, Tensor], shard: EagerShard | None = None) -> None:
         super().__init__()
         self.config = config
+        self.shard = shard
         names = "q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj o_proj"
         for name in names.split():
             self.register_buffer(name, weights[f"self_attn.{name}"])
@@ -126,7 +128,8 @@ class EagerAttention(nn.Module):
         config = self.config
         query = functional.linear(query_residual, self.q_b_proj)
         edges["q"] = query
-        heads, nope = config.num_attention_heads, config.qk_nope_head_dim
+        heads = config.num_attention_heads if self.shard is None else self.shard.num_heads
+        nope = config.qk_nope_head_dim
         per_head = self.kv_b_proj.view(heads, nope + config.v_head_dim, config.kv_lora_rank)
         query_HnN = query.view(-1, heads, nope).transpose(0, 1)
         query_nHR = torch.bmm(query_HnN, per_head[:, :nope]).transpose(0, 1)
@@ -144,7 +147,8 @@ class EagerAttention(nn.Module):
         out_HnV = torch.bmm(out_nHR.transpose(0, 1), per_head[:, nope:].transpose(1, 2))
         attn_heads = out_HnV.transpose(0, 1).reshape(-1, heads * config.v_head_dim)
         edges["attn_heads"] = attn_heads
-        return functional.linear(attn_heads, self.o_proj)
+        attn_out = functional.linear(attn_heads, self.o_proj)
+        return attn_out if self.shard is None else self.shard.add_up_heads(attn_out)
 
 
 class EagerIndexer(nn.Module):

@@ -6,7 +6,7 @@ Source: transformers 5.24, the classes of models/glm5_next, wired as the release
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,8 +22,9 @@ from drafts.draft_head import WHOLE_HEAD, DraftHead
 from drafts.eager_attention import CacheWrite, EagerAttention, Edges, RowPlaces, rms_norm
 from drafts.eager_draft_head import EagerDraftHead
 from drafts.eager_moe import EagerMoe
+from drafts.eager_shard import EagerShard
 from drafts.path import Drafts
-from drafts.weights import head_weight_specs
+from drafts.weights import WeightSpec, head_weight_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class EagerGlm5NextHead(nn.Module):
     """One draft step over n rows, several rows of one sequence included.
 
     `weights` are named as head_weight_specs names them and are held, not copied: writing into them is seen. A
-    missing name, or a shape or dtype that does not fit, raises ValueError.
+    missing name, or a shape or dtype that does not fit, raises ValueError. With a `shard` they are one rank's parts, as
+    `specs` says, and every rank runs the same steps.
     """
 
     embed_tokens: Tensor  # [vocab, hidden]
@@ -65,19 +67,22 @@ class EagerGlm5NextHead(nn.Module):
         decisions: Decisions,
         *,
         draft_head: DraftHead = WHOLE_HEAD,
+        shard: EagerShard | None = None,
+        specs: Sequence[WeightSpec] | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.decisions = decisions
-        _check_weights(config, weights, target_norm=decisions.applies_target_norm)
+        self.shard = shard
+        _check_weights(weights, specs or head_weight_specs(config, target_norm=decisions.applies_target_norm))
         for name in ("embed_tokens", "lm_head", "enorm", "hnorm", "eh_proj"):
             self.register_buffer(name, weights[name])
         self.register_buffer("input_layernorm", weights["input_layernorm"])
         self.register_buffer("post_attention_layernorm", weights["post_attention_layernorm"])
         self.register_buffer("head_norm", weights["shared_head.norm"])
         self.register_buffer("target_norm", weights["target_norm"] if decisions.applies_target_norm else None)
-        self.self_attn = EagerAttention(config, weights)
-        self.mlp = EagerMoe(config, weights)
+        self.self_attn = EagerAttention(config, weights, shard)
+        self.mlp = EagerMoe(config, weights, shard)
         self.draft = EagerDraftHead(self.lm_head, draft_head)
 
     @torch.no_grad()
@@ -96,6 +101,7 @@ class EagerGlm5NextHead(nn.Module):
         selected: Tensor | None = None,
         selected_at: Tensor | None = None,
         grammar_bitmask: Tensor | None = None,
+        needs_logits: bool = False,
         record_edges: bool = False,
     ) -> EagerStep:
         """Run one step; rows and cache tensors as in RowBatch and DrafterCache. Writes the cache tensors in place.
@@ -103,7 +109,8 @@ class EagerGlm5NextHead(nn.Module):
         `recycled`: the hidden is a previous step's hidden_out, so the target's norm is not applied. `selected` with
         `selected_at` [n], the position it was selected at, reuses an earlier step's selection as index_share says.
         `grammar_bitmask` int32 [n, words] restricts the draft to the tokens whose bits are set; the logits and the
-        confidence are those without it. A second call with the same rows writes the same values again.
+        confidence are those without it. Of a head that ranks share, the logits are this rank's unless `needs_logits` or
+        a bitmask asks for all of them. A second call with the same rows writes the same values again.
         """
         edges: Edges = {}
         places = RowPlaces(position, sequence, block_table)
@@ -122,9 +129,7 @@ class EagerGlm5NextHead(nn.Module):
         moe_out = self.mlp(moe_in, edges)
         block_out = x1 + moe_out
         head_normed = self._norm(block_out, self.head_norm)
-        logits = self.draft.logits(head_normed)
-        row = self.draft.best_row(logits, grammar_bitmask)
-        drafts = self.draft.token(row)
+        logits, row, drafts = self._choose(head_normed, grammar_bitmask, needs_logits=needs_logits)
         edges |= {"selected": selected, "attn_out": attn_out, "x1": x1, "moe_in": moe_in, "moe_out": moe_out}
         edges |= {"block_out": block_out, "head_normed": head_normed, "logits": logits, "token": drafts}
         hidden_out = head_normed if self.decisions.recycle == "post_norm" else block_out
@@ -149,6 +154,20 @@ class EagerGlm5NextHead(nn.Module):
         eh_out = functional.linear(torch.cat((e_normed, h_normed), dim=-1), self.eh_proj)
         edges["e_normed"], edges["h_normed"], edges["eh_out"] = e_normed, h_normed, eh_out
         return eh_out
+
+    def _choose(self, normed: Tensor, bitmask: Tensor | None, *, needs_logits: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the logits, those of all ranks where they are needed, and the drafts [n] by row and by token."""
+        shard, logits = self.shard, self.draft.logits(normed)
+        if shard is None or shard.has_whole_logits:
+            row = self.draft.best_row(logits, bitmask)
+            return logits, row, self.draft.token(row)
+        # a vocabulary that is split is whole otherwise: its rows are its tokens
+        if bitmask is not None:
+            logits = shard.whole_logits(logits)
+            row = self.draft.best_row(logits, bitmask)
+            return logits, row, row
+        row = shard.draft(logits)
+        return shard.whole_logits(logits) if needs_logits else logits, row, row
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self.config.rms_norm_eps)
@@ -238,14 +257,16 @@ class EagerPath:
             if live.unique().numel() != live.numel():
                 raise ValueError("EagerPath.draft.rows: expected one row a sequence, got several; use write_rows first")
         with _put_back_on_error(rows, cache, num_steps=num_drafts):
-            steps = self._chain(rows, cache, num_drafts, grammar)
+            steps = self._chain(rows, cache, num_drafts, grammar, needs_logits=has_confidence)
             confidences = [confidence(step.logits, step.row) for step in steps] if has_confidence else None
             ids = torch.stack([step.token for step in steps], dim=1)
             drafts = Drafts(ids, None if confidences is None else torch.stack(confidences, dim=1))
         self.last_steps = steps if self.record_edges else []
         return drafts
 
-    def _chain(self, rows: RowBatch, cache: DrafterCache, num_drafts: int, grammar: Tensor | None) -> list[EagerStep]:
+    def _chain(
+        self, rows: RowBatch, cache: DrafterCache, num_drafts: int, grammar: Tensor | None, *, needs_logits: bool
+    ) -> list[EagerStep]:
         shares_selection = self.head.decisions.index_share != "off"
         token, hidden = rows.token, rows.hidden
         steps: list[EagerStep] = []
@@ -264,6 +285,7 @@ class EagerPath:
                 selected=steps[0].selected if reuses else None,
                 selected_at=rows.position if reuses else None,
                 grammar_bitmask=grammar[:, index] if grammar is not None and index < grammar.shape[1] else None,
+                needs_logits=needs_logits,
                 record_edges=self.record_edges,
             )
             steps.append(step)
@@ -310,8 +332,8 @@ def _put_back_on_error(rows: RowBatch, cache: DrafterCache, *, num_steps: int) -
         raise
 
 
-def _check_weights(config: DraftConfig, weights: Mapping[str, Tensor], *, target_norm: bool) -> None:
-    for spec in head_weight_specs(config, target_norm=target_norm):
+def _check_weights(weights: Mapping[str, Tensor], specs: Sequence[WeightSpec]) -> None:
+    for spec in specs:
         weight = weights.get(spec.name)
         got = "no such weight" if weight is None else f"{weight.dtype} {list(weight.shape)}"
         if weight is None or weight.shape != spec.shape or weight.dtype != spec.dtype:

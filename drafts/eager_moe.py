@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from drafts.config import DraftConfig
 from drafts.eager_attention import Edges, widen
+from drafts.eager_shard import EagerShard
 
 
 class EagerMoe(nn.Module):
@@ -27,9 +28,10 @@ class EagerMoe(nn.Module):
     shared_up_proj: Tensor
     shared_down_proj: Tensor
 
-    def __init__(self, config: DraftConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: DraftConfig, weights: Mapping[str, Tensor], shard: EagerShard | None = None) -> None:
         super().__init__()
         self.config = config
+        self.shard = shard
         self.register_buffer("router", weights["mlp.gate.weight"])
         self.register_buffer("e_score_correction_bias", weights["mlp.gate.e_score_correction_bias"])
         self.register_buffer("gate_up_proj", weights["mlp.experts.gate_up_proj"])
@@ -41,6 +43,9 @@ class EagerMoe(nn.Module):
         """Return routed + shared; router_logits, router_ids and router_weights are left in `edges`."""
         ids, weights = self.route(x, edges)
         routed = self.run_experts(x, ids, weights)
+        if self.shard is not None:
+            # once, before the shared expert: every rank has that one
+            routed = self.shard.add_up_experts(routed)
         shared = self._swiglu(
             functional.linear(x, self.shared_gate_proj),
             functional.linear(x, self.shared_up_proj),
@@ -70,13 +75,17 @@ class EagerMoe(nn.Module):
         return ids, weights
 
     def run_experts(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sum over the chosen experts, wide and in ascending order of ids, rounded once."""
+        """Weighted sum over the chosen experts that are here, wide and in ascending order of ids, rounded once."""
         total = weights.new_zeros(x.shape)
+        first = 0 if self.shard is None else self.shard.first_expert
         # a loop over the hit experts reads each weight once and in place; gathering them would copy the lot
         for expert in ids.unique().tolist():
+            held = expert - first
+            if not 0 <= held < self.down_proj.shape[0]:
+                continue
             rows, place = (ids == expert).nonzero(as_tuple=True)
-            gate, up = functional.linear(x[rows], self.gate_up_proj[expert]).chunk(2, dim=-1)
-            out = self._swiglu(gate, up, self.down_proj[expert])
+            gate, up = functional.linear(x[rows], self.gate_up_proj[held]).chunk(2, dim=-1)
+            out = self._swiglu(gate, up, self.down_proj[held])
             total[rows] += widen(out) * weights[rows, place, None]
         return total.to(x.dtype)
 

@@ -62,6 +62,13 @@ class ModelLevers(BaseModel):
             "trimmed to their rows. None drafts any token.",
         ),
     ] = None
+    mtp_ep_propose: Annotated[
+        bool,
+        _lever(
+            "other drafts",
+            "Split the drafter over the ranks it is started on; off runs it whole on each, without any exchange.",
+        ),
+    ] = True
     propose_batch_max: Annotated[
         int,
         Field(ge=1, le=256, description="Sequences of one propose_batch.", json_schema_extra={"numerics": "bitwise"}),

@@ -31,7 +31,9 @@ from drafts.config import DraftConfig
 from drafts.decisions import Decisions
 from drafts.draft_head import WHOLE_HEAD, DraftHead
 from drafts.head_weights import certified_of
+from drafts.parallel import ONE_RANK, ParallelPlan, split_specs, weight_splits
 from drafts.planned_launches import planned_launches
+from drafts.split_plan import PlannedExchange, RankPart, planned_exchanges, rank_parts
 from drafts.weights import head_weight_specs
 from nodes import RoutedExperts
 
@@ -45,18 +47,25 @@ SHARED_WEIGHTS = ("embed_tokens", "lm_head", "target_norm")  # the target's own,
 
 
 def bind_without_weights(
-    config: DraftConfig, decisions: Decisions, *, where: str = "config", draft_head: DraftHead = WHOLE_HEAD
+    config: DraftConfig,
+    decisions: Decisions,
+    *,
+    where: str = "config",
+    parallel: ParallelPlan = ONE_RANK,
+    draft_head: DraftHead = WHOLE_HEAD,
 ) -> DraftBinding:
     """Bind the head to weights that have a shape and no memory: enough to plan with, nothing to run.
 
-    Raises ConfigError, with `where` in front, for sizes that no memory could hold.
+    Of ranks that share it, the first, which has the most. Raises ConfigError, with `where` in front, for sizes that no
+    memory could hold.
     """
     if config.n_routed_experts > MAX_EXPERTS:
         raise ConfigError(
             f"{where}: n_routed_experts: expected up to {MAX_EXPERTS:,} to plan with, got {config.n_routed_experts:,}; "
             "correct the config"
         )
-    specs = head_weight_specs(config, target_norm=decisions.applies_target_norm)
+    whole = head_weight_specs(config, target_norm=decisions.applies_target_norm)
+    specs = split_specs(whole, weight_splits(config, parallel, 0, draft_head=draft_head))
     for spec in specs:
         if math.prod(spec.shape) * spec.dtype.itemsize > MAX_BYTES:
             raise ConfigError(
@@ -70,6 +79,7 @@ def bind_without_weights(
         block_size=default_block_size(config.index_kpool),
         max_num_drafts=DEFAULT_MAX_NUM_DRAFTS,
         draft_head=draft_head,
+        parallel=parallel,
     )
 
 
@@ -78,7 +88,8 @@ class DraftPlan:
     """One batch and context of a drafter on a device.
 
     first and following are the launches of draft 1 and of each of drafts 2..K; fit is None where the device's memory is
-    unknown. `launches_per_chain` counts what a host or a graph starts: a program of Inductor is one.
+    unknown. Of a drafter that ranks share it is that of the first of them, which has the most; exchanges are those of a
+    draft. `launches_per_chain` counts what a host or a graph starts: a program of Inductor is one.
     """
 
     device: Device
@@ -92,6 +103,9 @@ class DraftPlan:
     following: tuple[LaunchCost, ...]
     memory: MemoryNeed
     draft_head: DraftHead = WHOLE_HEAD
+    parallel: ParallelPlan = ONE_RANK
+    rank_parts: tuple[RankPart, ...] = ()
+    exchanges: tuple[PlannedExchange, ...] = ()
 
     @property
     def launches_per_draft(self) -> int:
@@ -141,7 +155,10 @@ class DraftPlan:
     @property
     def lm_head_share(self) -> float:
         """Share of lm_head's bytes in the first draft's."""
-        rows = self.draft_head.num_rows(self.config.vocab_size) * self.config.hidden_size
+        num_rows = self.draft_head.num_rows(self.config.vocab_size)
+        if self.draft_head.is_whole and self.rank_parts:
+            num_rows = self.rank_parts[0].lm_head_rows
+        rows = num_rows * self.config.hidden_size
         form = self.draft_head.draft_head
         is_in_bytes = form == "int8" or (form == "int8_certified" and self.backend == "triton")
         itemsize = 1 if is_in_bytes else self.config.dtype.itemsize
@@ -226,12 +243,16 @@ def plan_drafter(
         following=following,
         memory=memory_need(binding, reserved=reserved),
         draft_head=binding.draft_head,
+        parallel=binding.parallel,
+        rank_parts=rank_parts(binding.config, binding.decisions, binding.parallel, draft_head=binding.draft_head),
+        exchanges=planned_exchanges(bind_dims(steps[0], dims)),
     )
 
 
 def memory_need(binding: DraftBinding, *, reserved: int = 0) -> MemoryNeed:
     """Return what the drafter needs of a device's memory, `reserved` bytes of others' beside it."""
-    sizes = {name: value.type.num_bytes() for name, value in binding.circuit.weights.items()}  # type: ignore[union-attr]
+    held = binding.rank_circuit.weights
+    sizes = {name: value.type.num_bytes() for name, value in held.items()}  # type: ignore[union-attr]
     for weight in certify_products(binding.step(is_first=True), certified_of(binding.draft_head))[0].weights.values():
         sizes.setdefault(weight.name, weight.type.num_bytes())  # type: ignore[union-attr]
     # the target keeps it, whatever is derived of it; a tied one is the one table, held once

@@ -12,21 +12,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from circuit import StateError
 from drafts.arguments import check_batch, check_hiddens, check_range, embed_buffer, token_ids
-from drafts.binding import DraftBinding, bind_head
+from drafts.binding import DraftBinding
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, DrafterCache
-from drafts.carry import DrafterKv, install_kv, take_kv, trim_kv
+from drafts.carry import DrafterKv, free_kv, install_kv, take_kv, trim_kv
 from drafts.chains import ChainDrafter
 from drafts.config import DraftConfig, read_config
 from drafts.decisions import Decisions, default_decisions
-from drafts.eager_glm5_next import EagerGlm5NextHead, EagerPath
+from drafts.deferred import DeferredDrafts
+from drafts.eager_glm5_next import EagerPath
 from drafts.levers import ModelLevers
 from drafts.path import DraftPath
 from drafts.proposer_state import ProposerState
+from drafts.ranks import Ranks
 from drafts.row_writer import AcceptedRows, RowWriter
+from drafts.sharing import Sharing
 from drafts.swap import check_runner
-from drafts.weights import head_weight_specs, load_weights
+from drafts.weights import load_weights
 
 DEFAULT_MAX_SEQ_LEN = 8192  # tokens
 
@@ -36,6 +38,9 @@ class DraftProposer:
 
     `weights` are named as head_weight_specs names them, and shared, never copied. `max_seq_len` in tokens bounds every
     sequence; `num_sequences` may live at a time; `max_num_drafts` bounds K. Not safe for use from two threads.
+
+    `ranks` share the drafter, and `weights` are this one's parts: then every rank makes the same calls, and a propose
+    that is not the same on all of them raises RankError on all of them.
 
     Bad arguments raise ValueError before anything runs; an exception in a run leaves rows and live cache as they were.
     """
@@ -50,30 +55,32 @@ class DraftProposer:
         max_num_drafts: int = DEFAULT_MAX_NUM_DRAFTS,
         num_sequences: int = 1,
         levers: ModelLevers | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         check_range("DraftProposer.max_seq_len", max_seq_len, 1, config.max_position_embeddings)
-        check_range("DraftProposer.max_num_drafts", max_num_drafts, 1, None)
-        check_range("DraftProposer.num_sequences", num_sequences, 1, None)
+        for name, count in (("max_num_drafts", max_num_drafts), ("num_sequences", num_sequences)):
+            check_range(f"DraftProposer.{name}", count, 1, None)
         self.config = config
         self.weights = weights
         self.levers = levers or ModelLevers()
         self.decisions = self.levers.applied_to(decisions)
         self.max_seq_len = max_seq_len
         self.max_num_drafts = max_num_drafts
+        device = weights["embed_tokens"].device
         self.cache = DrafterCache.for_rows(
-            config,
-            max_seq_len,
-            num_sequences=num_sequences,
-            max_num_drafts=max_num_drafts,
-            device=weights["embed_tokens"].device,
+            config, max_seq_len, num_sequences=num_sequences, max_num_drafts=max_num_drafts, device=device
         )
-        head = self.levers.head
-        self._eager: DraftPath = EagerPath(EagerGlm5NextHead(config, weights, self.decisions, draft_head=head))
+        limits = (max_seq_len, max_num_drafts, num_sequences)
+        self._sharing = Sharing(config, self.decisions, ranks, self.levers, limits=limits)
+        self._eager: DraftPath = EagerPath(self._sharing.eager_head(weights))
         self._circuit: DraftPath | None = None
         self._counts: Counter[str] = Counter()
         self._writer = RowWriter(self.cache, self._counts)
-        self._chains = ChainDrafter(config, self.cache, self._counts, max_num_drafts=max_num_drafts, draft_head=head)
-        self._deferred: tuple[ProposerState, Tensor] | None = None
+        bind, sharing, head = self.circuit_draft, self._sharing, self.levers.head
+        self._chains = ChainDrafter(
+            self.cache, self._counts, max_num_drafts=max_num_drafts, sharing=sharing, bind=bind, draft_head=head
+        )
+        self._deferred = DeferredDrafts()
 
     @classmethod
     def from_checkpoint(
@@ -86,9 +93,10 @@ class DraftProposer:
         max_num_drafts: int = DEFAULT_MAX_NUM_DRAFTS,
         num_sequences: int = 1,
         levers: ModelLevers | None = None,
+        ranks: Ranks | None = None,
         device: torch.device | str = "cpu",
     ) -> "DraftProposer":
-        """Load the drafter of a checkpoint folder.
+        """Load the drafter of a checkpoint folder; of one that `ranks` share, this rank's parts alone.
 
         `dtype` overrides the checkpoint's, `decisions` the stated defaults. `max_seq_len` defaults to the checkpoint's
         limit, 8192 tokens at most, since the cache is allocated for it. Raises ConfigError or CheckpointError that
@@ -97,7 +105,7 @@ class DraftProposer:
         folder = Path(checkpoint)
         config = read_config(folder, dtype=dtype)
         decided = default_decisions(config) if decisions is None else decisions
-        specs = head_weight_specs(config, target_norm=decided.applies_target_norm)
+        specs = Sharing(config, decided, ranks, levers or ModelLevers()).specs()
         return cls(
             config,
             load_weights(folder, specs, device=device),
@@ -106,12 +114,13 @@ class DraftProposer:
             max_num_drafts=max_num_drafts,
             num_sequences=num_sequences,
             levers=levers,
+            ranks=ranks,
         )
 
     def circuit_draft(self) -> DraftBinding | None:
         """Return this drafter's circuit, bound to its weights and cache layout; None for what it does not model."""
-        sizes = {"block_size": self.cache.block_size, "max_num_drafts": self.max_num_drafts}
-        binding = bind_head(self.config, self.weights, self.decisions, draft_head=self.levers.head, **sizes)
+        rows, drafts = self.cache.block_size, self.max_num_drafts
+        binding = self._sharing.bind(self.weights, block_size=rows, max_num_drafts=drafts)
         return None if binding.not_modelled else binding
 
     @property
@@ -130,8 +139,8 @@ class DraftProposer:
 
     @property
     def needs_comm(self) -> bool:
-        """Whether a run exchanges data with other ranks: never, the whole drafter is on this one."""
-        return False
+        """Whether a propose exchanges data with other ranks: exactly where they share the drafter."""
+        return self._sharing.in_step.is_split
 
     @property
     def prefill_uses_shared_buffers(self) -> bool:
@@ -155,7 +164,7 @@ class DraftProposer:
     def set_circuit_draft(self, runner: DraftPath | None) -> None:
         """Swap in a circuit runner of this proposer's binding, or out with None; sequences in flight go on."""
         if runner is not None:
-            check_runner(runner, self.config, self.weights, self.decisions, self.levers.head)
+            check_runner(runner, self.config, self.weights, self.decisions, self.levers.head, self._sharing.plan)
         self._circuit = runner
 
     def alloc_state(self) -> ProposerState:
@@ -176,7 +185,7 @@ class DraftProposer:
     def free_state(self, state: ProposerState) -> None:
         """Give back everything the state holds; a second call does nothing, any other use after it raises."""
         self.cache.free(state.sequence)
-        self._forget_deferred(state)
+        self._deferred.forget(state)
 
     def drafter_rows(self, state: ProposerState) -> int:
         """Return the number of valid cache rows."""
@@ -275,34 +284,30 @@ class DraftProposer:
         Raises ValueError for bad arguments, StateError when rows before `position` are missing; then, and after an
         exception in the run, rows and live cache are as they were.
         """
-        self._deferred = None
-        if target_hidden_stack is not None:
-            raise ValueError("propose.target_hidden_stack: expected None, this drafter takes one hidden of the target")
-        request = self._chains.request(
-            last_token, target_hidden, position, state, grammar_bitmask, where="propose", num_drafts=num_drafts
-        )
-        if draft_embed_target is None:
+        self._deferred.forget()
+        with self._sharing.in_step.call("propose"):
+            if target_hidden_stack is not None:
+                raise ValueError("propose.target_hidden_stack: expected None, this drafter takes one target's hidden")
+            request = self._chains.request(
+                last_token, target_hidden, position, state, grammar_bitmask, where="propose", num_drafts=num_drafts
+            )
+            if draft_embed_target is None:
+                with self._chains.run(self.path, [request], has_confidence=False) as chains:
+                    return chains[0].id_list()
+            buffer = embed_buffer(draft_embed_target, self.config, num_drafts=num_drafts, device=self._device)
             with self._chains.run(self.path, [request], has_confidence=False) as chains:
-                return chains[0].id_list()
-        buffer = embed_buffer(draft_embed_target, self.config, num_drafts=num_drafts, device=self._device)
-        with self._chains.run(self.path, [request], has_confidence=False) as chains:
-            ids = chains[0].ids[0]
-            buffer[: ids.numel()] = self.weights["embed_tokens"][ids]
-        self._deferred = (state, ids) if ids.numel() else None
+                ids = chains[0].ids[0]
+                buffer[: ids.numel()] = self.weights["embed_tokens"][ids]
+            self._deferred.keep(state, ids)
         return []
 
     def read_deferred_draft_tokens(self) -> list[int]:
         """Return the ids that the last propose left on the device; StateError when it left none."""
-        if self._deferred is None:
-            raise StateError("read_deferred_draft_tokens: the last propose deferred none; give it draft_embed_target")
-        return [int(draft) for draft in self._deferred[1].tolist()]
+        return self._deferred.read()
 
     def read_deferred_draft_token(self) -> int:
         """Return the id that the last propose left on the device; StateError when it left none, or several."""
-        drafts = self.read_deferred_draft_tokens()
-        if len(drafts) != 1:
-            raise StateError(f"read_deferred_draft_token: {len(drafts)} were deferred; call read_deferred_draft_tokens")
-        return drafts[0]
+        return self._deferred.read_one()
 
     def propose_batch(
         self,
@@ -324,19 +329,20 @@ class DraftProposer:
         A path that is not `is_batch_invariant` (eager head, interpreter) runs the sequences one by one. Raises
         ValueError for a state given twice or for more than propose_batch_max of them; none give an empty list.
         """
-        self._deferred = None
-        masks: Sequence[Tensor | None] = [None] * len(states) if grammar_bitmasks is None else grammar_bitmasks
-        columns: dict[str, Sized] = {"last_tokens": last_tokens, "target_hiddens": target_hiddens}
-        columns |= {"positions": positions, "grammar_bitmasks": masks}
-        check_batch(states, columns, limit=self.propose_batch_max, where="propose_batch")
-        check_range("propose_batch.num_drafts", num_drafts, 0, self.max_num_drafts)
-        requests = [
-            self._chains.request(*row, where="propose_batch", num_drafts=num_drafts)
-            for row in zip(last_tokens, target_hiddens, positions, states, masks, strict=True)
-        ]
-        with self._chains.run(self.path, requests, has_confidence=confidences is not None) as chains:
-            ids = [chain.id_list() for chain in chains]
-            made = [chain.confidence_list() for chain in chains]
+        self._deferred.forget()
+        with self._sharing.in_step.call("propose_batch"):
+            masks: Sequence[Tensor | None] = [None] * len(states) if grammar_bitmasks is None else grammar_bitmasks
+            columns: dict[str, Sized] = {"last_tokens": last_tokens, "target_hiddens": target_hiddens}
+            columns |= {"positions": positions, "grammar_bitmasks": masks}
+            check_batch(states, columns, limit=self.propose_batch_max, where="propose_batch")
+            check_range("propose_batch.num_drafts", num_drafts, 0, self.max_num_drafts)
+            requests = [
+                self._chains.request(*row, where="propose_batch", num_drafts=num_drafts)
+                for row in zip(last_tokens, target_hiddens, positions, states, masks, strict=True)
+            ]
+            with self._chains.run(self.path, requests, has_confidence=confidences is not None) as chains:
+                ids = [chain.id_list() for chain in chains]
+                made = [chain.confidence_list() for chain in chains]
         if confidences is not None:
             confidences[:] = made
         return ids
@@ -362,7 +368,7 @@ class DraftProposer:
         The state keeps its spare blocks and gets others for what it gave away, as far as the pool has them; a later
         write that finds none raises StateError.
         """
-        self._forget_deferred(state)
+        self._deferred.forget(state)
         return take_kv(self.cache, state)
 
     def trim_drafter_kv(self, num_shared_tokens: int, kv: DrafterKv) -> int:
@@ -385,13 +391,7 @@ class DraftProposer:
 
     def free_drafter_kv(self, kv: DrafterKv) -> None:
         """Give a carried cache's blocks back; a second call, or one after an install, does nothing."""
-        if kv.cache is not self.cache:
-            raise ValueError("free_drafter_kv: expected a cache taken from this proposer, got another one's")
-        self.cache.free_carried(kv.carried)
-
-    def _forget_deferred(self, state: ProposerState) -> None:
-        if self._deferred is not None and self._deferred[0] is state:
-            self._deferred = None
+        free_kv(self.cache, kv)
 
     def _token_ids(self, tokens: Sequence[int] | Tensor, where: str) -> Tensor:
         return token_ids(tokens, self.config, where=where, device=self._device)

@@ -9,6 +9,7 @@ from drafts.config import DraftConfig
 from drafts.decisions import Decisions
 from drafts.draft_head import DraftHead
 from drafts.head_weights import LM_HEAD, OWN_NAMES
+from drafts.parallel import ONE_RANK, ParallelPlan
 from drafts.path import DraftPath
 
 
@@ -18,6 +19,7 @@ def check_runner(
     weights: Mapping[str, Tensor],
     decisions: Decisions,
     draft_head: DraftHead,
+    parallel: ParallelPlan = ONE_RANK,
 ) -> None:
     """Hold that a runner is of this drafter: one of another drafts without an error, only worse."""
     if not isinstance(runner, DraftPath):
@@ -30,6 +32,7 @@ def check_runner(
         ("config", binding.config, config),
         ("decisions", binding.decisions, decisions),
         ("draft_head", binding.draft_head, draft_head),
+        ("ranks", binding.parallel, parallel),
     )
     for what, theirs, ours in pairs:
         if theirs != ours:

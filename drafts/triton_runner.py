@@ -22,7 +22,7 @@ from compiler import (
 )
 from compiler.triton import CudaGraphProgram, LaunchPlan, LaunchProgram, emit
 from drafts.batch import RowBatch
-from drafts.binding import DraftBinding
+from drafts.binding import DraftBinding, require_whole
 from drafts.cache import DrafterCache
 from drafts.compiled_runner import Program, padded_rows, part_of
 from drafts.glm5_next import CONFIDENCE
@@ -63,6 +63,7 @@ class TritonRunner:
             raise BindingError(
                 f"TritonRunner: the circuit does not model {'; '.join(binding.not_modelled)}; run the eager head"
             )
+        require_whole(binding)
         self.binding = binding
         self.name = "circuit:triton"
         self._device = binding.weights["lm_head"].device

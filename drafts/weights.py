@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuit.errors import CheckpointError
-from drafts.checkpoint import Checkpoint, TensorHeader, dtype_of, iterate_tensors, read_headers
+from drafts.checkpoint import Checkpoint, Part, TensorHeader, dtype_of, iterate_tensors, read_headers
 from drafts.config import DraftConfig
 
 # the language model's place in the released checkpoint, and in a text-only one
@@ -28,6 +28,7 @@ class WeightSpec:
 
     recipe `copy`: the one source as it is. `stack`: source e becomes [e]. `stack_gate_up`: sources come in pairs, gate
     then up, and pair e becomes [e] with the gate's rows first. Values are converted to `dtype`, nothing else.
+    part: what is read of the one source of a `copy`, where several ranks share it; `shape` is the part's.
     """
 
     name: str
@@ -35,6 +36,7 @@ class WeightSpec:
     dtype: torch.dtype
     sources: tuple[str, ...]
     recipe: Recipe = "copy"
+    part: Part | None = None
 
     @property
     def may_hold_nan(self) -> bool:
@@ -43,6 +45,8 @@ class WeightSpec:
 
     def source_shape(self) -> tuple[int, ...]:
         """The shape each source must have."""
+        if self.part is not None:
+            return (*self.shape[: self.part.dim], self.part.size, *self.shape[self.part.dim + 1 :])
         if self.recipe == "copy":
             return self.shape
         rows, columns = self.shape[1:]
@@ -132,10 +136,15 @@ def load_weights(
     """
     headers = read_headers(checkpoint)
     placed = _checked_sources(headers, specs)
-    made: dict[tuple[tuple[str, ...], torch.dtype], Tensor] = {}
+    # by shape too: of a rank without experts, two weights are made of no sources
+    made: dict[tuple[tuple[str, ...], torch.dtype, tuple[int, ...], Part | None], Tensor] = {}
     weights: dict[str, Tensor] = {}
     for spec in specs:
-        key = (placed[spec.name], spec.dtype)
+        key = (placed[spec.name], spec.dtype, spec.shape, spec.part)
+        whole = made.get((placed[spec.name], spec.dtype, spec.source_shape(), None))
+        if spec.part is not None and whole is not None:
+            # of a tensor that is here whole, a part takes no memory of its own
+            made[key] = whole.narrow(spec.part.dim, spec.part.start, spec.part.stop - spec.part.start)
         if key not in made:
             made[key] = _assemble(headers, spec, placed[spec.name], torch.device(device))
         weights[spec.name] = made[key]
@@ -215,7 +224,9 @@ def _assemble(headers: Checkpoint, spec: WeightSpec, sources: tuple[str, ...], d
     """Read the sources into one tensor that starts as NaN, and hold that every part of it was overwritten."""
     weight = torch.full(spec.shape, math.nan, dtype=spec.dtype, device=device)
     num_written = 0
-    for part, source, stored in zip(_parts(weight, spec), sources, iterate_tensors(headers, sources), strict=True):
+    for part, source, stored in zip(
+        _parts(weight, spec), sources, iterate_tensors(headers, sources, part=spec.part), strict=True
+    ):
         has_nan = bool(stored.isnan().any())
         if has_nan and not spec.may_hold_nan:
             raise CheckpointError(

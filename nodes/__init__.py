@@ -10,9 +10,12 @@ import pkgutil
 from nodes.absorb_query import AbsorbQuery
 from nodes.absorb_value import AbsorbValue
 from nodes.add import Add
+from nodes.all_gather import AllGather
+from nodes.all_reduce import AllReduce
 from nodes.append_cache import AppendCache
 from nodes.append_tail import AppendTail
 from nodes.argmax import Argmax
+from nodes.argmax_exchange import ArgmaxExchange
 from nodes.cache_slots import CacheSlots
 from nodes.cast import Cast
 from nodes.certified_linear import CertifiedLinear
@@ -26,6 +29,8 @@ from nodes.indexer_scores import IndexerScores
 from nodes.key_pool import KeyPool
 from nodes.layer_norm import LayerNorm
 from nodes.linear import Linear
+from nodes.local_argmax import LocalArgmax
+from nodes.local_experts import LocalExperts
 from nodes.quantised_linear import QuantisedLinear
 from nodes.rms_norm import RmsNorm
 from nodes.routed_experts import RoutedExperts
@@ -43,9 +48,12 @@ __all__ = [
     "AbsorbQuery",
     "AbsorbValue",
     "Add",
+    "AllGather",
+    "AllReduce",
     "AppendCache",
     "AppendTail",
     "Argmax",
+    "ArgmaxExchange",
     "CacheSlots",
     "Cast",
     "CertifiedLinear",
@@ -59,6 +67,8 @@ __all__ = [
     "KeyPool",
     "LayerNorm",
     "Linear",
+    "LocalArgmax",
+    "LocalExperts",
     "QuantisedLinear",
     "RmsNorm",
     "RoutedExperts",

@@ -166,6 +166,7 @@ class _Reach:
                 cost.flops,
                 max(0, cost.bytes_read - spared_reads),
                 max(0, cost.bytes_written - spared_writes),
+                cost.bytes_sent,
             )
         return total
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from circuit import CircuitError
+from circuit import CircuitError, LoweringError
 from compiler import MANIFEST
 from compiler.inductor import has_cxx_compiler
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
@@ -13,9 +13,11 @@ from drafts.commands.screen import Screen, plural
 from drafts.commands.session import DTYPE_NAMES, Session, load_session
 from drafts.commands.subject import kind_of
 from drafts.compile_drafter import bound_circuit, compile_drafter, compile_key
+from drafts.levers import ModelLevers
 from drafts.load_compiled import Artifact, open_artifact
 from drafts.programs import program_keys
 from drafts.proposer import DraftProposer
+from drafts.ranks import Ranks
 
 DEFAULT_DTYPE = "f32"
 TRITON = "triton"
@@ -33,23 +35,46 @@ class BackendChoice:
 
 
 def open_session(
-    folder: Path, screen: Screen, *, dtype_name: str | None, checkpoint: Path | None, backend: str | None = None
+    folder: Path,
+    screen: Screen,
+    *,
+    dtype_name: str | None,
+    checkpoint: Path | None,
+    backend: str | None = None,
+    levers: ModelLevers | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[Session, Artifact | None]:
     """Load what a command is pointed at: a checkpoint, or an artifact over its checkpoint; onto the GPU for triton.
 
-    Raises ValueError for a dtype that the artifact was not compiled in, and for `checkpoint` beside a checkpoint.
+    Raises ValueError for a dtype that the artifact was not compiled in, and for `checkpoint` beside a checkpoint;
+    LoweringError for an artifact of a drafter that `ranks` share.
     """
     if kind_of(folder) != "artifact":
         if checkpoint is not None:
             raise ValueError(f"--checkpoint: expected an artifact to run over it, got the checkpoint {folder}")
-        return load_session(folder, screen, dtype_name=dtype_name or DEFAULT_DTYPE, device=device_of(backend)), None
+        loaded = load_session(
+            folder,
+            screen,
+            dtype_name=dtype_name or DEFAULT_DTYPE,
+            device=device_of(backend),
+            levers=levers,
+            ranks=ranks,
+        )
+        return loaded, None
+    if ranks is not None and (levers is None or levers.mtp_ep_propose):
+        raise LoweringError(
+            f"{folder}: an artifact's programs exchange nothing with other ranks, got {ranks.plan.num_ranks} of them; "
+            "name the checkpoint, which runs interpreted, or start one rank"
+        )
     with screen.step("checking the artifact"):
         artifact = open_artifact(folder)
     compiled = DTYPE_NAMES[artifact.recorded.torch_dtype]
     if dtype_name not in (None, compiled):
         raise ValueError(f"--dtype: {folder} was compiled in {compiled}, got {dtype_name}; compile it again in that")
     weights_at = checkpoint or artifact.checkpoint
-    session = load_session(weights_at, screen, dtype_name=compiled, decisions=artifact.recorded.decisions)
+    session = load_session(
+        weights_at, screen, dtype_name=compiled, decisions=artifact.recorded.decisions, levers=levers, ranks=ranks
+    )
     return session, artifact
 
 
@@ -119,7 +144,13 @@ def cached_artifact(
 def _proposer(session: Session) -> DraftProposer:
     """A proposer to bind and compile the circuit of; its cache is as small as one may be."""
     return DraftProposer(
-        session.config, session.weights, session.decisions, max_seq_len=1, max_num_drafts=DEFAULT_MAX_NUM_DRAFTS
+        session.config,
+        session.weights,
+        session.decisions,
+        max_seq_len=1,
+        max_num_drafts=DEFAULT_MAX_NUM_DRAFTS,
+        levers=session.levers,
+        ranks=session.ranks,
     )
 
 

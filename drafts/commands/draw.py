@@ -23,6 +23,7 @@ from drafts.commands.draw_notes import DrawBackend, planned
 from drafts.commands.draw_overlays import lay_over, read_overlay
 from drafts.commands.draw_subject import ProgramName, draw_subject, programs
 from drafts.commands.screen import Screen, plural
+from drafts.parallel import ONE_RANK, ParallelPlan
 
 FILE_WIDTH = 120  # cells of a .txt
 
@@ -30,6 +31,8 @@ FILE_WIDTH = 120  # cells of a .txt
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
     """What to draw and how: `other` and `other_plan` make it a comparison; `dims` is `n=1,max_blocks=16`.
+
+    parallel: the ranks that share the drafter, of which the first is drawn.
 
     has_source: kernels that a backend generates are generated and shown.
     """
@@ -44,6 +47,7 @@ class DrawOptions:
     dims: str
     theme: str
     width: int
+    parallel: ParallelPlan = ONE_RANK
 
 
 def draw(x: str, output: Path, options: DrawOptions, screen: Screen) -> None:
@@ -81,7 +85,7 @@ def draw(x: str, output: Path, options: DrawOptions, screen: Screen) -> None:
 
 
 def _views(x: str, plan: DrawBackend | None, options: DrawOptions, *, is_compiled: bool = False) -> tuple[View, ...]:
-    subject = draw_subject(x)
+    subject = draw_subject(x, options.parallel)
     given = _sizes(options.dims)
     views = []
     for program in programs(subject, options.program, num_drafts=options.num_drafts):

@@ -62,6 +62,10 @@ def draw(
         list[Path] | None, typer.Option(metavar="FILE", help="Lay on what bench, plan, parity, run or trace wrote.")
     ] = None,
     dims: Annotated[str, typer.Option(metavar="NAME=SIZE,...", help="Sizes to plan at, over the usual ones.")] = "",
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, max=4096, metavar="N", help="Ranks that share heads and lm_head.")
+    ] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, max=4096, metavar="N", help="Ranks that share the experts.")] = 1,
     theme: Annotated[ThemeOption, typer.Option(help="Colours of a picture.")] = ThemeOption.LIGHT,
     width: Annotated[int, typer.Option(min=24, metavar="CELLS", help="Width of a .txt.")] = 120,
     as_json: Annotated[
@@ -87,6 +91,7 @@ def draw(
     with screen.step("loading torch"):
         from drafts.commands.draw import DrawOptions  # noqa: PLC0415 - it loads torch
         from drafts.commands.draw import draw as body  # noqa: PLC0415
+        from drafts.parallel import ParallelPlan  # noqa: PLC0415
     options = DrawOptions(
         program=None if program is None else program.value,
         num_drafts=drafts or DEFAULT_NUM_DRAFTS,
@@ -98,6 +103,7 @@ def draw(
         dims=dims,
         theme=theme.value,
         width=width,
+        parallel=ParallelPlan(tp=tp, ep=ep),
     )
     body(x, output, options, screen)
 

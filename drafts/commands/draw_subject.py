@@ -1,19 +1,32 @@
 """What is drawn: a document's circuit, or a drafter's head cut to one of its programs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import nodes  # noqa: F401 - documents name nodes, and importing them declares them
 from circuit import Circuit, CircuitError, TensorType, load_document
-from compiler import CIRCUIT, chain, context, read_manifest, remove_dead_code, step
+from compiler import (
+    CIRCUIT,
+    Split,
+    bind_dims,
+    chain,
+    context,
+    place_collectives,
+    read_manifest,
+    remove_dead_code,
+    step,
+)
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, default_block_size
-from drafts.commands.plan_subject import DEMO, plan_subject, shipped_configs
+from drafts.commands.plan_subject import DEMO, PlanSubject, plan_subject, shipped_configs
+from drafts.commands.plan_tables import size
 from drafts.commands.subject import kind_of
 from drafts.decisions import Decisions
 from drafts.glm5_next import CONFIDENCE, WITHOUT_GRAMMAR, chain_feedback, mtp_head
 from drafts.load_compiled import recorded_binding
+from drafts.parallel import ONE_RANK, ParallelPlan, weight_splits
+from drafts.split_plan import planned_exchanges, rank_parts
 from drafts.weights import head_weight_specs
 
 ProgramName = Literal["step", "chain", "context"]
@@ -25,6 +38,7 @@ class DrawSubject:
     """A circuit to draw; `decisions` are a drafter's and None for a document, which is one program as it stands.
 
     dims: sizes that are known for the named dims of a plan. weight_sources: the checkpoint's tensor of each weight.
+    splits: the first rank's part of the weights that ranks share; `split_name` says which rank and what it holds.
     """
 
     name: str
@@ -32,6 +46,8 @@ class DrawSubject:
     decisions: Decisions | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     weight_sources: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[str, Split] = field(default_factory=dict)
+    split_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +60,14 @@ class DrawnProgram:
     is_folded: bool = False
 
 
-def draw_subject(x: str) -> DrawSubject:
-    """Find what to draw; no weight is read. CircuitError says what was expected."""
+def draw_subject(x: str, parallel: ParallelPlan = ONE_RANK) -> DrawSubject:
+    """Find what to draw, of ranks that share it the first's; no weight is read. CircuitError says what was expected."""
     path = Path(x)
     is_named = x in (*shipped_configs(), DEMO) and not path.is_dir()
     if not is_named and path.name != "config.json":
         kind = kind_of(path)
+        if kind != "checkpoint" and parallel.is_split:
+            raise CircuitError(f"{x}: expected a checkpoint or a config.json to split over ranks, got the {kind}")
         if kind == "document":
             return DrawSubject(path.name, load_document(path))
         if kind == "artifact":
@@ -69,6 +87,8 @@ def draw_subject(x: str) -> DrawSubject:
         decisions,
         {**default_sizes(head), "tail_depth": config.index_kpool + DEFAULT_MAX_NUM_DRAFTS},
         {spec.name: _spelled(spec.sources) for spec in specs},
+        weight_splits(config, parallel, 0),
+        _split_name(subject, parallel),
     )
 
 
@@ -77,6 +97,27 @@ def programs(subject: DrawSubject, program: ProgramName | None, *, num_drafts: i
 
     Raises CircuitError for a program of a document.
     """
+    found = _programs(subject, program, num_drafts=num_drafts)
+    return tuple(_placed(subject, one) for one in found) if subject.split_name else found
+
+
+def _placed(subject: DrawSubject, program: DrawnProgram) -> DrawnProgram:
+    """Return a program as the first rank runs it, its exchanges and what it sends told in its title."""
+    circuit = place_collectives(program.circuit, subject.splits)
+    exchanges = planned_exchanges(bind_dims(circuit, sizes(circuit, subject.dims, {})))
+    sent = sum(exchange.bytes_sent for exchange in exchanges)
+    told = f"{len(exchanges)} exchanges, {size(sent)} sent" if exchanges else "no exchange"
+    return replace(program, title=f"{program.title}, {subject.split_name}, {told}", circuit=circuit)
+
+
+def _split_name(subject: PlanSubject, parallel: ParallelPlan) -> str:
+    if not parallel.is_split:
+        return ""
+    part = rank_parts(subject.config, subject.decisions, parallel)[0]
+    return f"rank 0 of {parallel.num_ranks} ({parallel}), {size(part.weight_bytes)} of weights a rank"
+
+
+def _programs(subject: DrawSubject, program: ProgramName | None, *, num_drafts: int) -> tuple[DrawnProgram, ...]:
     circuit, decisions = subject.circuit, subject.decisions
     if decisions is None:
         if program is not None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from circuit.errors import CircuitError
+from circuit.errors import CircuitError, RankError
 
 MAX_LINE = 1000  # characters
 EXTRA_PACKAGES = ("transformers", "tokenizers")
@@ -12,6 +12,9 @@ def explain(error: Exception) -> tuple[str, bool]:
     """Return the line that says what is wrong, and whether the input is to blame rather than the program."""
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in EXTRA_PACKAGES:
         return f"expected the package {error.name}, got none; pip install 'draft-circuit[hf]'", True
+    if isinstance(error, RankError):
+        # another rank's fault, which its own output names
+        return one_line(error.report()), False
     if isinstance(error, CircuitError):
         return one_line(error.report()), True
     if isinstance(error, OSError):

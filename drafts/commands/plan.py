@@ -10,10 +10,12 @@ from drafts.commands.grid import Grid, show
 from drafts.commands.plan_compare import comparison, side_request
 from drafts.commands.plan_request import MAX_BATCH, PlanRequest, SpeedupRequest, counts, parse_levers, rate
 from drafts.commands.plan_speedup import round_model, speedup_grid, speedup_record
+from drafts.commands.plan_split import split_lines, split_record
 from drafts.commands.plan_subject import PlanSubject, plan_subject
 from drafts.commands.plan_tables import chains, cuts, headline, launches, memory, memory_line, plan_record, summary
 from drafts.commands.screen import Screen
 from drafts.config import DraftConfig
+from drafts.parallel import ONE_RANK, ParallelPlan
 from drafts.plan_drafter import DraftPlan, PlanBackend, bind_without_weights, plan_drafter
 
 DEFAULT_CONTEXT = 4096  # rows
@@ -27,7 +29,7 @@ def plan(request: PlanRequest, screen: Screen, *, as_markdown: bool, is_full: bo
     """Plan every batch and context that is asked for and print them; JSON carries the first one at its top."""
     subject, plans = _plans(request)
     first = plans[0]
-    parts: list[Grid | str] = [*headline(first, subject.name), summary(plans), chains(plans)]
+    parts: list[Grid | str] = [*headline(first, subject.name), *split_lines(first), summary(plans), chains(plans)]
     if first.distinct_experts < first.config.n_routed_experts and first.batch < plans[-1].batch:
         parts.append("experts: how many of them the batch touches on average under uniform routing")
     for one in plans if is_full else plans[:1]:
@@ -37,7 +39,7 @@ def plan(request: PlanRequest, screen: Screen, *, as_markdown: bool, is_full: bo
     parts += [cuts(first), memory(plans), memory_line(first)]
     parts += _idle_levers(request)
     show(screen, parts, as_markdown=as_markdown)
-    records = [plan_record(one, subject.name) for one in plans]
+    records = [{**plan_record(one, subject.name), "parallel": split_record(one)} for one in plans]
     screen.emit({**records[0], "cases": records})
 
 
@@ -112,8 +114,9 @@ def _plans(request: PlanRequest) -> tuple[PlanSubject, list[DraftPlan]]:
         bandwidth=None if request.bandwidth is None else rate(request.bandwidth),
         launch_gap_us=request.launch_gap_us,
     )
+    plan = ParallelPlan(tp=request.tp, ep=request.ep) if levers.mtp_ep_propose else ONE_RANK
     decisions = levers.applied_to(subject.decisions)
-    binding = bind_without_weights(subject.config, decisions, where=subject.name, draft_head=levers.head)
+    binding = bind_without_weights(subject.config, decisions, where=subject.name, draft_head=levers.head, parallel=plan)
     plans = [
         plan_drafter(
             binding,

@@ -10,11 +10,25 @@ from drafts.commands.plan_request import PlanRequest, floats
 from drafts.commands.plan_subject import DEMO, shipped_configs
 from drafts.commands.plan_tables import UNKNOWN, size
 from drafts.levers import ModelLevers
+from drafts.parallel import AXES
 from drafts.plan_drafter import DraftPlan
 
-SETTINGS = ("device", "batch", "context", "drafts", "backend", "dtype", "bandwidth", "launch_gap", "reserve")
+SETTINGS = (
+    "device",
+    "batch",
+    "context",
+    "drafts",
+    "backend",
+    "dtype",
+    "bandwidth",
+    "launch_gap",
+    "reserve",
+    "tp",
+    "ep",
+)
 BACKENDS = ("triton", "inductor", "reference")
 DTYPES = ("bf16", "f32")
+MAX_RANKS = 4096
 MIN_SHARE = 0.001  # launches whose floors differ by less of the draft's are not listed
 
 
@@ -54,6 +68,7 @@ def comparison(name_a: str, a: DraftPlan, name_b: str, b: DraftPlan) -> list[Gri
         _row("floor us a chain", a, b, lambda plan: plan.chain_floor_us, ",.2f"),
         _row("chain us with gaps", a, b, _chain_with_gaps, ",.2f"),
         _row("lm_head's share", a, b, lambda plan: plan.lm_head_share, ".1%"),
+        _row("exchanges a draft", a, b, lambda plan: len(plan.exchanges), ",d"),
         _row("distinct experts", a, b, lambda plan: plan.distinct_experts, ",.1f"),
         _row("largest batch", a, b, lambda plan: plan.largest_batch, ",d"),
     ]
@@ -110,6 +125,10 @@ def _setting(request: PlanRequest, name: str, value: str) -> PlanRequest:
         if not (value.isascii() and value.isdecimal() and 1 <= int(value[:3]) <= 16):
             raise ValueError(f"--compare: drafts: expected 1 to 16, got {value!r}")
         return replace(request, num_drafts=int(value))
+    if name in AXES:
+        if not (value.isascii() and value.isdecimal() and 1 <= int(value[:5]) <= MAX_RANKS):
+            raise ValueError(f"--compare: {name}: expected 1 to {MAX_RANKS:,} ranks, got {value!r}")
+        return replace(request, **{name: int(value)})  # type: ignore[arg-type]
     if name == "launch_gap":
         return replace(request, launch_gap_us=_number(name, value))
     if name == "reserve":

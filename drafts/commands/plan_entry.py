@@ -56,6 +56,12 @@ def plan(
     reserve: Annotated[
         float | None, typer.Option(min=0.0, max=1e6, metavar="GB", help="Memory that the target takes; 0 by default.")
     ] = None,
+    tp: Annotated[
+        int | None, typer.Option("--tp", min=1, max=4096, metavar="N", help="Ranks that share heads and lm_head.")
+    ] = None,
+    ep: Annotated[
+        int | None, typer.Option("--ep", min=1, max=4096, metavar="N", help="Ranks that share the experts.")
+    ] = None,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Two devices, settings (batch=4,index_share=off) or configs, side by side."),
@@ -103,6 +109,8 @@ def plan(
         "--bandwidth": bandwidth,
         "--launch-gap": launch_gap,
         "--reserve": reserve,
+        "--tp": tp,
+        "--ep": ep,
     }
     of_speedup = {"--acceptance": acceptance, "--verify-us": verify_us, "--draft-us": draft_us, "--measured": measured}
     _refuse_what_would_be_ignored(
@@ -130,6 +138,8 @@ def plan(
         launch_gap_us=launch_gap,
         reserve_gb=reserve or 0.0,
         measured_device=store,
+        tp=tp or 1,
+        ep=ep or 1,
     )
     if speedup:
         body.speedup(

@@ -19,7 +19,7 @@ _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([tgm])(?:b(?:/s)?)?")
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The options as given; `measured_device` is the file of this machine's measurement."""
+    """The options as given; `measured_device` is the file of this machine's measurement, tp and ep count ranks."""
 
     subject: str | None
     device: str
@@ -33,6 +33,8 @@ class PlanRequest:
     launch_gap_us: float | None
     reserve_gb: float
     measured_device: Path
+    tp: int = 1
+    ep: int = 1
 
 
 @dataclass(frozen=True, slots=True)

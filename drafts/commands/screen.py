@@ -16,17 +16,19 @@ class Screen:
     """The two consoles of a command, and its one JSON object.
 
     `out` takes what people read and is silent with `--json`; `err` takes progress, drawn on a terminal; elsewhere a
-    bar is one plain line at its start, and a step is silent.
+    bar is one plain line at its start, and a step is silent. With `is_silent` nothing is written at all, for a rank
+    beside the one that speaks.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, is_silent: bool = False) -> None:
         self.as_json = as_json
-        self.out = Console(quiet=as_json, highlight=False, emoji=False, markup=False)
-        self.err = Console(stderr=True, highlight=False, emoji=False, markup=False)
+        self._is_silent = is_silent
+        self.out = Console(quiet=as_json or is_silent, highlight=False, emoji=False, markup=False)
+        self.err = Console(stderr=True, quiet=is_silent, highlight=False, emoji=False, markup=False)
 
     def emit(self, record: Mapping[str, Any]) -> None:
         """Write `record` as one line of JSON when asked for; numbers that JSON lacks become null."""
-        if self.as_json:
+        if self.as_json and not self._is_silent:
             sys.stdout.write(json.dumps(_plain(record), allow_nan=False) + "\n")
             sys.stdout.flush()
 

@@ -1,7 +1,7 @@
 """A checkpoint loaded to decode with: its target, its tokenizer, and one drafter with both of its paths."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -16,16 +16,20 @@ from drafts.commands.subject import checkpoint_folder
 from drafts.config import DraftConfig, read_config
 from drafts.decisions import Decisions, default_decisions
 from drafts.generation import Generation
+from drafts.levers import ModelLevers
 from drafts.load_compiled import Artifact
+from drafts.parallel import ONE_RANK, ParallelPlan
 from drafts.path import DraftPath
 from drafts.proposer import DraftProposer
+from drafts.ranks import Ranks
 from drafts.runner import DraftRunner
 from drafts.sampling import Sampling
+from drafts.sharing import Sharing
 from drafts.speculate import generate
 from drafts.targets.tokenizer import CheckpointTokenizer, load_tokenizer
 from drafts.targets.transformers_target import TransformersTarget, load_target
 from drafts.triton_runner import TritonRunner
-from drafts.weights import check_weights, head_weight_specs, load_weights
+from drafts.weights import check_weights, load_weights
 
 # a model this narrow gains nothing from a second thread and loses 50-fold where another process holds its core: 480 ms
 # against 9 ms a round with the demo model on two shared cores
@@ -38,7 +42,10 @@ Form = Literal["eager", "circuit"]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a checkpoint gives to a command; `weights` are the drafter's, by our names, in the dtype asked for."""
+    """What a checkpoint gives to a command; `weights` are the drafter's, by our names, in the dtype asked for.
+
+    ranks: those that share the drafter, whose parts `weights` are then; the target is whole on every rank.
+    """
 
     folder: Path
     config: DraftConfig
@@ -46,6 +53,18 @@ class Session:
     tokenizer: CheckpointTokenizer
     target: TransformersTarget
     weights: dict[str, Tensor]
+    levers: ModelLevers = field(default_factory=ModelLevers)
+    ranks: Ranks | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether ranks share the drafter."""
+        return self.ranks is not None and self.levers.mtp_ep_propose
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The plan by which ranks share the drafter; of one rank where they do not."""
+        return self.ranks.plan if self.ranks is not None and self.is_split else ONE_RANK
 
     def encode(self, prompt: str, *, max_new_tokens: int) -> list[int]:
         """Return the prompt's token ids; ValueError for an empty prompt or one that leaves no room for new tokens."""
@@ -80,6 +99,8 @@ class Session:
             self.decisions,
             max_seq_len=min(num_tokens + num_drafts, self.config.max_position_embeddings),
             max_num_drafts=num_drafts if artifact is None else artifact.recorded.max_num_drafts,
+            levers=self.levers,
+            ranks=self.ranks,
         )
         watch = WatchedPath(self._runner(proposer, artifact, backend) if form == "circuit" else proposer.path)
         proposer.set_circuit_draft(watch)
@@ -127,14 +148,17 @@ def load_session(
     dtype_name: str = "f32",
     decisions: Decisions | None = None,
     device: str = "cpu",
+    levers: ModelLevers | None = None,
+    ranks: Ranks | None = None,
 ) -> Session:
     """Load a checkpoint, the cheap checks first: config, tensor headers, tokenizer; then the tensors, onto `device`.
 
-    `decisions` in place of the checkpoint's stated defaults.
+    `decisions` in place of the checkpoint's stated defaults. Of a drafter that `ranks` share, this rank's parts.
     """
+    levers = levers or ModelLevers()
     config = read_config(checkpoint_folder(folder), dtype=DTYPES[dtype_name])
     decisions = decisions or default_decisions(config)
-    specs = head_weight_specs(config, target_norm=decisions.applies_target_norm)
+    specs = Sharing(config, decisions, ranks, levers).specs()
     check_weights(folder, specs)
     tokenizer = load_tokenizer(folder)
     if config.hidden_size <= NARROW_HIDDEN_SIZE:
@@ -143,4 +167,4 @@ def load_session(
         weights = {name: tensor.to(device) for name, tensor in load_weights(folder, specs).items()}
     with screen.step("loading the target"):
         target = load_target(folder, dtype=config.dtype, device=device)
-    return Session(folder, config, decisions, tokenizer, target, weights)
+    return Session(folder, config, decisions, tokenizer, target, weights, levers, ranks)

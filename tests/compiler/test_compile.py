@@ -59,6 +59,7 @@ def test_passes_run_in_the_order_of_the_list_and_each_leaves_a_record() -> None:
         "verify",
         "specialise",
         "dead code",
+        "place collectives",
         "fold weights",
         "certify products",
         "fuse",

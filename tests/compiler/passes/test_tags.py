@@ -39,6 +39,7 @@ PASS_OF_FILE = {
     "bind_dims": "_bind_dims",
     "certify_products": "_certify_products",
     "chain": "_specialise",
+    "place_collectives": "_place_collectives",
     "dead_code": "_dead_code",
     "fold_weights": "_fold_weights",
     "fuse": "_fuse",
