@@ -37,7 +37,8 @@ class LoweredCircuit(nn.Module):
                 raise LoweringError(f"{type(call.node).__name__}: a node that writes state needs an inductor lowering")
             made = call.node.reference(*arguments) if lowering is None else lowering.function(call.node, *arguments)
             values.update(zip(call.results, made if isinstance(made, tuple) else (made,), strict=True))
-        return tuple(values[value] for value in self.circuit.outputs.values())
+        # the driver hands out results row by row, and a reference may leave a transposed view
+        return tuple(values[value].contiguous() for value in self.circuit.outputs.values())
 
 
 def export_circuit(circuit: Circuit, dims: Mapping[str, int]) -> ExportedProgram:
