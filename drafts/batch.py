@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ NULL_BLOCK = (
     "grow the sequence with ensure_capacity first"
 )
 NOT_CONSECUTIVE = "RowBatch.position: expected consecutive positions of a sequence, got a gap or a repeat"
+HOST = torch.device("cpu")
+NUMBERS = ("token", "position", "sequence", "block_table")
 APART = "RowBatch.sequence: expected the rows of a sequence side by side, got them apart"
 
 
@@ -26,6 +28,9 @@ class RowBatch:
     position    int64 [n]               cache row of the sequence = slot = pair key; the row sees position + 1 tokens
     sequence    int64 [n]               tail slot of its sequence; 0 is the null sequence of padding rows
     block_table int64 [n, max_blocks]   cache blocks of its sequence in order, padded with the null block 0
+
+    The numbers lie side by side on one device, the host where whoever made them knew them; the hiddens stay where the
+    target left them. A path that needs them together asks for `beside_hiddens`.
 
     Shapes, dtypes and devices are checked here and raise ValueError; `check_values` looks at what the tensors hold.
     """
@@ -52,12 +57,20 @@ class RowBatch:
                 f"RowBatch.hidden: expected floating point [{rows}, hidden_size], got {self.hidden.dtype} "
                 f"{list(self.hidden.shape)}; pass one hidden a row"
             )
-        for field in fields(self):
-            if getattr(self, field.name).device != self.token.device:
+        for name in NUMBERS:
+            if getattr(self, name).device != self.token.device:
                 raise ValueError(
-                    f"RowBatch.{field.name}: expected device {self.token.device} like token, "
-                    f"got {getattr(self, field.name).device}; move it first"
+                    f"RowBatch.{name}: expected device {self.token.device} like token, "
+                    f"got {getattr(self, name).device}; move it first"
                 )
+
+    def beside_hiddens(self) -> RowBatch:
+        """Return the rows with their numbers on the hiddens' device; the same object where they are there."""
+        device = self.hidden.device
+        if self.token.device == device:
+            return self
+        moved = {name: getattr(self, name).to(device) for name in NUMBERS}
+        return RowBatch(hidden=self.hidden, **moved)
 
     @property
     def num_rows(self) -> int:

@@ -316,7 +316,7 @@ class DrafterCache:
         return self.rows(sequence) // self.config.index_kpool
 
     def block_table(self, sequences: Sequence[CachedSequence], *, width: int | None = None) -> Tensor:
-        """Return int64 [len(sequences), width], each row the sequence's blocks, padded with the null block 0.
+        """Return int64 [len(sequences), width] on the host: each row the sequence's blocks, then the null block 0.
 
         `width` defaults to the longest list, and to 1 at least.
         """
@@ -333,8 +333,8 @@ class DrafterCache:
             blocks.extend(sequence.blocks)
             blocks.extend([0] * (width - len(sequence.blocks)))
         if not blocks:
-            return torch.empty(len(sequences), width, dtype=torch.int64, device=self.latent.device)
-        return torch.frombuffer(blocks, dtype=torch.int64).to(self.latent.device).reshape(len(sequences), width)
+            return torch.empty(len(sequences), width, dtype=torch.int64)
+        return torch.frombuffer(blocks, dtype=torch.int64).reshape(len(sequences), width)
 
     def _release(self, blocks: list[int]) -> None:
         if self.poison_freed:

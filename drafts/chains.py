@@ -10,7 +10,7 @@ from torch import Tensor
 
 from circuit import StateError
 from drafts.arguments import check_range, one_hidden, token_ids
-from drafts.batch import RowBatch
+from drafts.batch import HOST, RowBatch
 from drafts.binding import DraftBinding
 from drafts.cache import DrafterCache
 from drafts.draft_head import WHOLE_HEAD, DraftHead
@@ -57,7 +57,7 @@ class ChainDrafter:
         self._sharing = sharing
         self._bind = bind
         draftable = draft_head.bitmask(cache.config.vocab_size)
-        self._draftable = None if draftable is None else draftable.to(cache.latent.device)
+        self._draftable = None if draftable is None else draftable.cpu()
 
     def request(
         self,
@@ -71,9 +71,9 @@ class ChainDrafter:
         num_drafts: int,
     ) -> ChainRequest:
         """Check what `propose` or `propose_batch` was given for one sequence; ValueError names the argument."""
-        device = self._cache.latent.device
-        ids = token_ids([last_token], self._config, where=where, device=device)
-        hidden = one_hidden(target_hidden, self._config, where=where, device=device)
+        # numbers are known here, and go to a device together with all others of a run
+        ids = token_ids([last_token], self._config, where=where, device=HOST)
+        hidden = one_hidden(target_hidden, self._config, where=where, device=self._cache.latent.device)
         check_range(f"{where}.position", position, 0, None)
         check_range(f"{where}.num_drafts", num_drafts, 0, self._max_num_drafts)
         self._cache.rows(state.sequence)  # a freed state raises here, whatever fits
@@ -81,7 +81,7 @@ class ChainDrafter:
         mask = None
         if grammar is not None:
             vocab_size = self._config.vocab_size
-            mask = checked_bitmask(grammar, vocab_size=vocab_size, device=device, where=where)
+            mask = checked_bitmask(grammar, vocab_size=vocab_size, device=HOST, where=where)
             if self._draftable is not None:
                 # a mask that allows no row of a trimmed lm_head ends drafting like one that allows nothing
                 mask = mask & self._draftable[: mask.shape[1]]
@@ -206,12 +206,11 @@ def _draft_alike(
     path: DraftPath, cache: DrafterCache, requests: Sequence[ChainRequest], *, has_confidence: bool
 ) -> list[Drafts]:
     sequences = [request.state.sequence for request in requests]
-    device = cache.latent.device
     rows = RowBatch(
         token=torch.cat([request.token for request in requests]),
         hidden=torch.cat([request.hidden for request in requests]),
-        position=torch.tensor([request.position for request in requests], device=device),
-        sequence=torch.tensor([sequence.slot for sequence in sequences], device=device),
+        position=torch.tensor([request.position for request in requests]),
+        sequence=torch.tensor([sequence.slot for sequence in sequences]),
         block_table=cache.block_table(sequences),
     )
     masks = [request.grammar for request in requests if request.grammar is not None]

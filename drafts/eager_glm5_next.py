@@ -227,6 +227,7 @@ class EagerPath:
     def write_rows(self, rows: RowBatch, cache: DrafterCache) -> None:
         """Write context rows to the cache; no attention, experts or logits. Raises ValueError before anything runs."""
         self._check(rows, cache, lookahead=0)
+        rows = rows.beside_hiddens()
         write = self.head.context(rows, cache.latent, cache.tail)
         with _put_back_on_error(rows, cache, num_steps=1):
             write.apply(cache.latent, cache.index_keys, cache.tail)
@@ -256,6 +257,8 @@ class EagerPath:
             live = rows.sequence[rows.sequence > 0]
             if live.unique().numel() != live.numel():
                 raise ValueError("EagerPath.draft.rows: expected one row a sequence, got several; use write_rows first")
+        rows = rows.beside_hiddens()
+        grammar = None if grammar is None else grammar.to(rows.hidden.device)
         with _put_back_on_error(rows, cache, num_steps=num_drafts):
             steps = self._chain(rows, cache, num_drafts, grammar, needs_logits=has_confidence)
             confidences = [confidence(step.logits, step.row) for step in steps] if has_confidence else None

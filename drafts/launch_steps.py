@@ -63,7 +63,7 @@ class LaunchSteps:
 
     def _made(self, circuit: Circuit, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> _Step:
         compiled = compiled_like(self._binding, circuit, inputs, states)
-        device: torch.device = inputs["block_table"].device
+        device: torch.device = states["latent_cache"].device
         program = LaunchProgram(launch_plan(compiled, name=circuit.name), device=device)
         return _Step(compiled, program, DerivedWeights(compiled.derived, self._binding.weights))
 

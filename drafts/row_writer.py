@@ -99,12 +99,12 @@ def _context_rows(
     cache: DrafterCache, state: ProposerState, tokens: Tensor, hiddens: Tensor, first_row: int
 ) -> RowBatch:
     """Return tokens [m] and hiddens [m, hidden_size] of one sequence as rows from `first_row` on."""
-    device, num_rows = cache.latent.device, tokens.shape[0]
+    num_rows = tokens.shape[0]
     return RowBatch(
         token=tokens,
         hidden=hiddens.contiguous(),
-        position=torch.arange(first_row, first_row + num_rows, device=device),
-        sequence=torch.full((num_rows,), state.sequence.slot, dtype=torch.int64, device=device),
+        position=torch.arange(first_row, first_row + num_rows),
+        sequence=torch.full((num_rows,), state.sequence.slot, dtype=torch.int64),
         block_table=cache.block_table([state.sequence]).expand(num_rows, -1),
     )
 

@@ -54,7 +54,7 @@ class DraftRunner:
         check_rows(self.binding, rows, cache, lookahead=0)
         if rows.num_rows == 0:
             return
-        inputs = row_inputs(rows)
+        inputs = row_inputs(rows.beside_hiddens())
         result = interpret(
             self._context,
             inputs={name: inputs[name] for name in self._context.inputs},
@@ -77,7 +77,8 @@ class DraftRunner:
         `ValueError` for rows beyond the block table, or for more drafts than the state was laid out for.
         """
         check_chain(self.binding, rows, cache, num_drafts=num_drafts)
-        fed = row_inputs(rows)
+        fed = row_inputs(rows.beside_hiddens())
+        grammar = None if grammar is None else grammar.to(rows.hidden.device)
         states = state_tensors(cache)
         ids, confidences = [], []
         for index in range(num_drafts):

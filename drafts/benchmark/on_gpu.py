@@ -77,13 +77,15 @@ class GpuCase:
         sequences = [self.cache.allocate(rows=context) for _ in range(num_rows)]
         position = context - num_drafts
         hidden = torch.empty(num_rows, config.hidden_size, dtype=config.dtype, device=device)
-        self.rows = RowBatch(
-            token=torch.randint(0, config.vocab_size, (num_rows,), generator=generator, device=device),
+        # as a proposer makes them: numbers on the host, hiddens where the target left them
+        self.host_rows = RowBatch(
+            token=torch.randint(0, config.vocab_size, (num_rows,), generator=torch.Generator().manual_seed(1)),
             hidden=hidden.normal_(generator=generator),
-            position=torch.full((num_rows,), position, device=device),
-            sequence=torch.tensor([sequence.slot for sequence in sequences], device=device),
+            position=torch.full((num_rows,), position),
+            sequence=torch.tensor([sequence.slot for sequence in sequences]),
             block_table=self.cache.block_table(sequences),
         )
+        self.rows = self.host_rows.beside_hiddens()
         max_blocks = self.rows.block_table.shape[1]
         key = ProgramKey("chain", num_drafts, num_rows, max_blocks * self.cache.block_size)
         self.circuit: Circuit = program_circuit(binding, key)
@@ -127,7 +129,7 @@ class GpuCase:
     def through_the_runner(self) -> Run:
         """The captured chain as a proposer calls it: checks, inputs, replay and ids."""
         runner = TritonRunner(self.binding, is_exact=False)
-        return lambda: runner.draft(self.rows, self.cache, num_drafts=self.num_drafts).ids
+        return lambda: runner.draft(self.host_rows, self.cache, num_drafts=self.num_drafts).ids
 
 
 class L2Flush:

@@ -69,7 +69,7 @@ def test_no_rows_are_legal() -> None:
         ("hidden", torch.zeros(4)),
         ("hidden", torch.zeros(3, 6)),
         ("hidden", torch.zeros(4, 6, dtype=torch.int64)),
-        ("hidden", torch.zeros(4, 6, device="meta")),
+        ("position", torch.zeros(4, dtype=torch.int64, device="meta")),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.dtype} {list(value.shape)} {value.device}",
 )
@@ -131,3 +131,12 @@ def test_rows_of_any_strides_are_padded_to_contiguous_ones(num_rows: int, max_bl
         else:
             assert torch.equal(ours[:4], theirs)
         assert not ours[4:].any(), name
+
+
+def test_numbers_may_lie_apart_from_the_hiddens_and_are_brought_beside_them() -> None:
+    rows = RowBatch(**fields())
+    moved = RowBatch(**fields(hidden=torch.zeros(4, 6, device="meta"))).beside_hiddens()
+    assert {getattr(moved, name).device.type for name in ("token", "position", "sequence", "block_table")} == {"meta"}
+    assert rows.beside_hiddens() is rows
+    with pytest.raises(ValueError, match=r"RowBatch\.position: expected device meta like token, got cpu"):
+        RowBatch(**fields(token=torch.zeros(4, dtype=torch.int64, device="meta")))
