@@ -117,7 +117,7 @@ def _plot(rows: list[dict[str, object]], path: Path) -> None:
         panel.set_xlabel({"context": "context, cache rows", "batch": "sequences", "drafts": "drafts K"}[axis])
         panel.grid(visible=True, alpha=0.3)
     panels[0].set_ylabel("propose, microseconds")
-    panels[0].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     figure.savefig(path, dpi=110)
 
 
