@@ -173,6 +173,10 @@ def read_launch_manifest(folder: Path) -> LaunchManifest:
         raise CircuitError(f"{path}: expected a manifest, got {error.strerror}; compile again") from None
     except ValidationError as error:
         fault = error.errors()[0]
+        found = fault.get("input")
+        if fault["loc"] == ("format",) and type(found) is int:
+            step = "a newer version wrote it, update or compile again" if found > FORMAT else "compile again"
+            raise CircuitError(f"{path}: expected artifact format {FORMAT}, got {found}; {step}") from None
         place = ".".join(str(part) for part in fault["loc"]) or "the document"
         raise CircuitError(f"{path}: {place}: {fault['msg']}; the artifact is damaged, compile again") from None
     if manifest.digest != _digest(dict(manifest)):

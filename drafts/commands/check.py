@@ -10,15 +10,19 @@ from rich.text import Text
 import nodes  # noqa: F401 - documents name nodes, and importing them declares them
 from circuit import Circuit, dtype_name, load_document, verify
 from compiler import CIRCUIT, PLAN, read_manifest, read_plan
+from compiler.triton import read_launch_manifest
 from drafts.binding import not_modelled
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS
 from drafts.checkpoint import TensorHeader
+from drafts.commands.describe_launches import is_for_gpu
 from drafts.commands.screen import Screen, facts, plural
 from drafts.commands.subject import checkpoint_folder, kind_of
 from drafts.config import DraftConfig, read_config
 from drafts.decisions import Decisions, default_decisions
 from drafts.glm5_next import mtp_head
 from drafts.weights import check_weights, head_weight_specs, unused_layer_tensors
+
+HOLDS = "format, versions, CPU, and every file's hash; its checkpoint is checked when it runs"
 
 
 def check(path: Path, screen: Screen) -> None:
@@ -93,7 +97,9 @@ def _check_checkpoint(path: Path, screen: Screen) -> dict[str, Any]:
 
 
 def _check_artifact(path: Path, screen: Screen) -> dict[str, Any]:
-    manifest = read_manifest(path)
+    is_gpu = is_for_gpu(path)
+    manifest = read_launch_manifest(path) if is_gpu else read_manifest(path)
+    holds = "format, and every file's hash; it is read, never run" if is_gpu else HOLDS
     read_plan(path / PLAN)
     verify(load_document(path / CIRCUIT))
     screen.out.print(Text.assemble((str(path), "bold"), f"  artifact {manifest.digest[:16]}\n"), soft_wrap=True)
@@ -101,7 +107,7 @@ def _check_artifact(path: Path, screen: Screen) -> dict[str, Any]:
         facts(
             {
                 "programs": ", ".join(program.name for program in manifest.programs),
-                "holds": "format, versions, CPU, and every file's hash; its checkpoint is checked when it runs",
+                "holds": holds,
             }
         )
     )

@@ -4,12 +4,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from compiler import check_output
 from compiler.triton import TARGETS, LaunchManifest, is_launch_artifact, num_kernels
 from drafts.commands.compile import DEFAULT_CONTEXT, numbers
+from drafts.commands.grid import Grid, show
 from drafts.commands.plan_subject import plan_subject
 from drafts.commands.screen import Screen, plural
 from drafts.compile_launches import WHAT, compile_launches, plan_programs
@@ -17,6 +17,7 @@ from drafts.plan_drafter import bind_without_weights
 from drafts.triton_runner import MAX_ROWS
 
 DEFAULT_TARGET = "sm_90"
+NARROW = 92  # columns of a terminal; below, a kernel is named without its file
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +79,33 @@ def _report(screen: Screen, output: Path, manifest: LaunchManifest, *, seconds: 
 
 def print_launches(screen: Screen, manifest: LaunchManifest) -> None:
     """Print a manifest's programs, and what each kernel takes of a multiprocessor."""
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("program", no_wrap=True)
-    for column in ("launches", "per draft", "arena, KB"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for program in manifest.programs:
-        per_draft = f"{program.num_launches / program.num_drafts:g}" if program.num_drafts else ""
-        table.add_row(program.name, str(program.num_launches), per_draft, f"{program.arena_bytes / 1e3:,.0f}")
-    screen.out.print(table)
-    screen.out.print()
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("kernel", overflow="fold")
-    for column in ("registers", "spilled", "smem KB", "warps", "per SM", "16 B loads", "mma"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for kernel in manifest.kernels:
-        cells = (
-            kernel.registers,
-            kernel.spilled_bytes,
-            f"{kernel.shared_bytes / 1024:.0f}",
-            kernel.num_warps,
-            kernel.blocks_per_multiprocessor,
-            kernel.wide_loads,
-            kernel.tensor_core_products,
+    programs = tuple(
+        (
+            program.name,
+            str(program.num_launches),
+            f"{program.num_launches / program.num_drafts:g}" if program.num_drafts else "",
+            f"{program.arena_bytes / 1e3:,.0f}",
         )
-        table.add_row(kernel.kernel, *map(str, cells))
-    screen.out.print(table)
+        for program in manifest.programs
+    )
+    is_narrow = screen.out.width < NARROW
+    kernels = tuple(
+        (
+            kernel.kernel.rpartition(".")[2] if is_narrow else kernel.kernel,
+            str(kernel.registers),
+            str(kernel.spilled_bytes),
+            f"{kernel.shared_bytes / 1024:.0f}",
+            str(kernel.num_warps),
+            str(kernel.blocks_per_multiprocessor),
+            str(kernel.wide_loads),
+            str(kernel.tensor_core_products),
+        )
+        for kernel in manifest.kernels
+    )
+    columns = ("kernel", "registers", "spilled", "smem KB", "warps", "per SM", "16 B loads", "mma")
+    title = "kernels, program by program; one that an earlier program has is not listed again"
+    grids = (
+        Grid(("program", "launches", "per draft", "arena, KB"), programs, texts=("program",)),
+        Grid(columns, kernels, texts=("kernel",), title=title),
+    )
+    show(screen, grids, as_markdown=False)

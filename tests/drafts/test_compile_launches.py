@@ -63,9 +63,33 @@ def test_inspect_reads_it_and_nothing_runs_it(artifact: tuple[Path, dict[str, An
     shown = circuit("inspect", folder, "--json")
     assert shown.record["digest"] == record["digest"]
     assert "sm_90" in circuit("inspect", folder).out
+    assert circuit("check", folder, "--json").record["digest"] == record["digest"]
     outcome = circuit("run", folder, "--prompt", "a")
     assert outcome.code == 2
     assert "got launches for a GPU" in outcome.err
+
+
+@pytest.mark.parametrize("width, name", [(80, "combine_values"), (120, "combine_values.combine_values")])
+def test_table_of_kernels_fits_the_terminal(
+    artifact: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, width: int, name: str
+) -> None:
+    folder, record = artifact
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = circuit("inspect", folder).out.splitlines()
+    rows = lines[next(number for number, line in enumerate(lines) if line.startswith("kernel ")) + 1 :]
+    assert len(rows) == len(record["kernels"])
+    assert name in [row.split()[0] for row in rows]
+
+
+@pytest.mark.parametrize("found, step", [(99, "a newer version wrote it"), (0, "compile again")])
+def test_another_format_is_not_called_damaged(
+    artifact: tuple[Path, dict[str, Any]], tmp_path: Path, found: int, step: str
+) -> None:
+    document = json.loads((artifact[0] / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**document, "format": found}))
+    outcome = circuit("inspect", tmp_path)
+    assert outcome.code == 2
+    assert f"expected artifact format 1, got {found}; {step}" in outcome.err
 
 
 def test_edited_file_is_named(artifact: tuple[Path, dict[str, Any]]) -> None:
