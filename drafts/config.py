@@ -210,7 +210,8 @@ def _refuse_unmodelled(text: dict[str, Any], document: dict[str, Any], prefix: s
                     "the drafter models nothing else, run this checkpoint without the drafter"
                 )
     heads, kv_heads = text.get("num_attention_heads"), text.get("num_key_value_heads")
-    if kv_heads is not None and kv_heads != heads:
+    # heads that are not stated are named as such, by the fields
+    if None not in (heads, kv_heads) and kv_heads != heads:
         raise ConfigError(
             f"{file}: {prefix}num_key_value_heads: expected num_attention_heads {_shown(heads)}, "
             f"got {_shown(kv_heads)}; the drafter models nothing else, run this checkpoint without the drafter"

@@ -88,4 +88,7 @@ def _file_words(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"draft_vocab {path}: expected a text file with one token id a line, got {error}") from None
+        found = error.strerror if isinstance(error, OSError) else "other bytes than text"
+        raise ValueError(
+            f"draft_vocab {path}: expected a text file with one token id a line, got {found}; check the path"
+        ) from None

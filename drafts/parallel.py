@@ -41,7 +41,8 @@ class ParallelPlan(BaseModel):
     def _refuse_uneven(self) -> "ParallelPlan":
         if self.num_ranks % min(self.tp, self.ep):
             raise BindingError(
-                f"ParallelPlan: expected that tp divides ep or ep divides tp, got tp {self.tp} and ep {self.ep}"
+                f"ParallelPlan: expected that tp divides ep or ep divides tp, got tp {self.tp} and ep {self.ep}; "
+                "change one of them"
             )
         return self
 

@@ -101,6 +101,9 @@ def parse_levers(text: str) -> ModelLevers:
     except ValidationError as error:
         faults = error.errors()
         # a lever of several kinds has a fault for each
+        if "error" in faults[0].get("ctx", {}):
+            # a check of ours, which says where itself
+            raise ValueError(f"--levers: {faults[0]['ctx']['error']}") from None
         same = [fault for fault in faults if fault["loc"][0] == faults[0]["loc"][0]]
         told = (str(fault.get("ctx", {}).get("expected", fault["msg"])) for fault in same)
         expected = " or ".join(text.removeprefix("Input should be ") for text in told)

@@ -35,6 +35,7 @@ def split_lines(plan: DraftPlan) -> list[Grid | str]:
         ),
         "the link between ranks is in no device's file: floors do not count what an exchange takes; a chain adds two "
         "exchanges of facts before and after it",
+        "no backend's programs exchange yet, so a split drafter runs interpreted: the launches are those it would have",
     ]
 
 

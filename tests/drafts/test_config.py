@@ -129,6 +129,12 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, key: str, value: Any) -
     assert key in refusal(tmp_path, config_document(**{key: value}))
 
 
+def test_heads_that_are_not_stated_are_named_as_such(tmp_path: Path) -> None:
+    document = config_document(num_key_value_heads=4)
+    del document.get("text_config", document)["num_attention_heads"]
+    assert "num_attention_heads: expected a value, got no such key" in refusal(tmp_path, document)
+
+
 def test_too_few_experts_in_the_best_groups_is_refused(tmp_path: Path) -> None:
     document = config_document(n_group=3, topk_group=1, num_experts_per_tok=3)
     assert "topk_group" in refusal(tmp_path, document)

@@ -163,7 +163,7 @@ def test_draft_vocab_is_read_from_a_file(tmp_path: Path) -> None:
         ([-1, 3], "greater than or equal to 0"),
         ([True], "valid integer"),
         (["3"], "valid integer"),
-        ("there_is_no_such_file", "one token id a line"),
+        ("there_is_no_such_file", "one token id a line, got No such file or directory; check the path"),
         (7, "valid tuple"),
     ],
     ids=str,

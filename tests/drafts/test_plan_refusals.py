@@ -150,6 +150,10 @@ def test_speedup_refuses_what_is_no_demo_record(tmp_path: Path, text: str) -> No
         ((RELEASED, "--levers", "index_share"), "expected index_share=VALUE"),
         ((RELEASED, "--levers", "index_share=on"), "'checkpoint' or 'off'"),
         ((RELEASED, "--levers", "mtp_kv_exact=3"), "mtp_kv_exact"),
+        (
+            (RELEASED, "--levers", "draft_vocab=/no/list"),
+            "--levers: draft_vocab /no/list: expected a text file with one token id a line, got No such file",
+        ),
         ((RELEASED, "--bandwidth", "4.3"), "a rate such as 4.3TB/s"),
         ((RELEASED, "--bandwidth", "0TB/s"), "a rate such as 4.3TB/s"),
         ((RELEASED, "--speedup"), "--acceptance or --measured"),

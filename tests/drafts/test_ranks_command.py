@@ -186,6 +186,12 @@ def test_plan_of_uneven_ranks_tells_them_apart() -> None:
     assert [(part["first"], part["last"], part["experts"]) for part in split["ranks"]] == [(0, 0, 42), (1, 6, 41)]
 
 
+def test_plan_says_that_a_split_drafter_runs_interpreted() -> None:
+    said = "so a split drafter runs interpreted"
+    assert said in " ".join(circuit("plan", "glm-5.3-flash", "--tp", 2).out.split())
+    assert said not in " ".join(circuit("plan", "glm-5.3-flash").out.split())
+
+
 def test_plan_with_the_lever_off_is_whole() -> None:
     off = circuit("plan", "glm-5.3-flash", "--tp", 2, "--levers", "mtp_ep_propose=false", "--json").record
     assert off["parallel"]["tp"] == 1
@@ -195,7 +201,7 @@ def test_plan_with_the_lever_off_is_whole() -> None:
 @pytest.mark.parametrize(
     "options, expected",
     [
-        (("--tp", 3, "--ep", 8), "expected that tp divides ep or ep divides tp, got tp 3 and ep 8"),
+        (("--tp", 3, "--ep", 8), "expected that tp divides ep or ep divides tp, got tp 3 and ep 8; change one of them"),
         (("--tp", 128), "expected tp of at most 64, one head a rank; lower --tp"),
         (("--tp", 2, "--backend", "inductor"), "a program of inductor runs on one rank and exchanges nothing"),
     ],
