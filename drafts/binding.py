@@ -142,6 +142,17 @@ def not_modelled(config: DraftConfig) -> tuple[str, ...]:
     return ()
 
 
+def require_modelled(binding: DraftBinding, *, where: str) -> None:
+    """Raise `BindingError` for what is no binding, and for a drafter that the circuit does not model."""
+    if not isinstance(binding, DraftBinding):
+        raise BindingError(
+            f"{where}: expected a DraftBinding, got {binding!r}; circuit_draft returns None for a drafter that "
+            "the circuit does not model, run the eager head then"
+        )
+    if binding.not_modelled:
+        raise BindingError(f"{where}: the circuit does not model {'; '.join(binding.not_modelled)}; run the eager head")
+
+
 def require_whole(binding: DraftBinding) -> None:
     """Raise `LoweringError` for a drafter that ranks share: its chains exchange, and no compiled program does yet."""
     if binding.parallel.is_split:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from circuit import BindingError, Circuit, LoweringError, RunResult, Value, interpret
 from drafts.batch import RowBatch
-from drafts.binding import DraftBinding
+from drafts.binding import DraftBinding, require_modelled
 from drafts.cache import DrafterCache
 from drafts.path import Drafts
 
@@ -29,15 +29,7 @@ class DraftRunner:
     ) -> None:
         if backend not in BACKENDS:
             raise LoweringError(f"DraftRunner: no backend {backend!r}; it has {', '.join(BACKENDS)}")
-        if not isinstance(binding, DraftBinding):
-            raise BindingError(
-                f"DraftRunner: expected a DraftBinding, got {binding!r}; circuit_draft returns None for a drafter that "
-                "the circuit does not model, run the eager head then"
-            )
-        if binding.not_modelled:
-            raise BindingError(
-                f"DraftRunner: the circuit does not model {'; '.join(binding.not_modelled)}; run the eager head"
-            )
+        require_modelled(binding, where="DraftRunner")
         self.binding = binding
         self.name = f"circuit:{backend}"
         self.observe = observe

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from circuit import BindingError, Circuit
+from circuit import Circuit
 from compiler import (
     AFTER_SPECIALISING,
     Compiled,
@@ -22,7 +22,7 @@ from compiler import (
 )
 from compiler.triton import CudaGraphProgram, LaunchPlan, LaunchProgram, emit
 from drafts.batch import RowBatch
-from drafts.binding import DraftBinding, require_whole
+from drafts.binding import DraftBinding, require_modelled, require_whole
 from drafts.cache import DrafterCache
 from drafts.compiled_runner import Program, padded_rows, part_of
 from drafts.glm5_next import CONFIDENCE
@@ -59,10 +59,7 @@ class TritonRunner:
     """
 
     def __init__(self, binding: DraftBinding, *, captures: bool = True, is_exact: bool = True) -> None:
-        if binding.not_modelled:
-            raise BindingError(
-                f"TritonRunner: the circuit does not model {'; '.join(binding.not_modelled)}; run the eager head"
-            )
+        require_modelled(binding, where="TritonRunner")
         require_whole(binding)
         self.binding = binding
         self.name = "circuit:triton"

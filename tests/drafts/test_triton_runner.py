@@ -290,3 +290,10 @@ def empty_rows(proposer: DraftProposer) -> RowBatch:
     none = torch.empty(0, dtype=torch.int64)
     hidden = torch.empty(0, proposer.config.hidden_size)
     return RowBatch(none, hidden, none, none, torch.empty(0, 1, dtype=torch.int64))
+
+
+def test_what_is_no_binding_is_refused_by_name() -> None:
+    with pytest.raises(
+        BindingError, match="TritonRunner: expected a DraftBinding, got None; circuit_draft returns None"
+    ):
+        TritonRunner(None)  # type: ignore[arg-type]
