@@ -175,13 +175,16 @@ def bench(
 
 @app.command()
 def check(
-    x: Annotated[Path, typer.Argument(metavar="X", help="A circuit document (.yaml, .json) or a checkpoint folder.")],
+    x: Annotated[
+        Path, typer.Argument(metavar="X", help="A circuit document (.yaml, .json), a checkpoint folder or an artifact.")
+    ],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check a circuit document or a checkpoint.
+    """Check a circuit document, a checkpoint or an artifact.
 
     A document: its types, its state, its order. A checkpoint: every key of its config and every tensor of the drafter.
+    An artifact: every file's hash.
     """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch"):

@@ -5,13 +5,18 @@ import torch
 from circuit.errors import CircuitError, RankError
 
 MAX_LINE = 1000  # characters
-EXTRA_PACKAGES = ("transformers", "tokenizers")
+# what to do about each package that an installation may lack
+PACKAGES = {
+    "transformers": "pip install 'draft-circuit[hf]'",
+    "tokenizers": "pip install 'draft-circuit[hf]'",
+    "triton": "the launches for a GPU are Triton's, for Linux alone; leave --backend triton out elsewhere",
+}
 
 
 def explain(error: Exception) -> tuple[str, bool]:
     """Return the line that says what is wrong, and whether the input is to blame rather than the program."""
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in EXTRA_PACKAGES:
-        return f"expected the package {error.name}, got none; pip install 'draft-circuit[hf]'", True
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").split(".")[0]) in PACKAGES:
+        return f"expected the package {package}, got none; {PACKAGES[package]}", True
     if isinstance(error, RankError):
         # another rank's fault, which its own output names
         return one_line(error.report()), False

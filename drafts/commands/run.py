@@ -107,8 +107,11 @@ def _decode(folder: Path, options: RunOptions, sampling: Sampling, ranks: Ranks 
     else:
         stream = TokenStream(session.tokenizer, screen, watch=watch)
         stream.start(options.prompt, prompt_tokens)
-        generation = decode(stream.take)
-        stream.finish()
+        try:
+            generation = decode(stream.take)
+        finally:
+            # an error's line begins one of its own
+            stream.finish()
     metrics = generation.metrics
     if not screen.as_json:
         screen.err.print(Text(metrics_lines(metrics, path=watch.name), style="dim"))

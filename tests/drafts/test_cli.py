@@ -256,6 +256,17 @@ def test_missing_extra_says_how_to_install_it(checkpoint: Path, monkeypatch: pyt
     assert "pip install 'draft-circuit[hf]'" in outcome.error
 
 
+@pytest.mark.parametrize("module", ["triton", "triton.language"])
+def test_missing_triton_says_where_there_is_one(document: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    def fail(*_: object) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("drafts.commands.check.verify", fail)
+    outcome = circuit("check", document)
+    assert outcome.code == 2
+    assert "expected the package triton, got none; the launches for a GPU are Triton's" in outcome.error
+
+
 def test_fault_of_ours_is_one_line_and_exit_1(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("x\nsecond line")

@@ -135,3 +135,14 @@ def test_interrupt_is_one_line_and_exit_130(without_stop: Path, monkeypatch: pyt
     assert outcome.code == 130
     assert outcome.out.startswith("a")
     assert outcome.err == "interrupted\n"
+
+
+def test_error_while_decoding_begins_a_line_of_its_own(without_stop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no more")
+
+    monkeypatch.setattr(TokenStream, "take", fail)
+    outcome = circuit("run", without_stop, "--prompt", PROMPT, "--max-tokens", 5, *INTERPRETED)
+    assert outcome.code == 2
+    assert outcome.error == "no more"
+    assert outcome.out == f"{PROMPT}\n"
