@@ -35,7 +35,9 @@ Subject = Annotated[
     Path,
     typer.Argument(metavar="X", help="A checkpoint folder, an artifact, or a folder of golden vectors."),
 ]
-Prompt = Annotated[str | None, typer.Option(help="Your own prompt instead of the built-in ones.")]
+Prompt = Annotated[
+    str | None, typer.Option(help="Your own prompt instead of the built-in ones; it is cut at four lengths.")
+]
 Vectors = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Golden vectors recorded for X; play their cases instead of prompts.")
 ]
