@@ -176,7 +176,7 @@ def bench(
 @app.command()
 def check(
     x: Annotated[
-        Path, typer.Argument(metavar="X", help="A circuit document (.yaml, .json), a checkpoint folder or an artifact.")
+        Path, typer.Argument(metavar="X", help="A document (.yaml, .json), a checkpoint folder or an artifact.")
     ],
     as_json: Json = False,
     debug: Debug = False,
@@ -184,7 +184,6 @@ def check(
     """Check a circuit document, a checkpoint or an artifact.
 
     A document: its types, its state, its order. A checkpoint: every key of its config and every tensor of the drafter.
-    An artifact: every file's hash.
     """
     screen = Screen(as_json=as_json)
     with screen.step("loading torch"):
