@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence, Sized
 import torch
 from torch import Tensor
 
+from drafts.batch import HOST
 from drafts.config import DraftConfig
 
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def token_ids(tokens: Sequence[int] | Tensor, config: DraftConfig, *, where: str, device: torch.device) -> Tensor:
-    """Return int64 [n] of ids that the vocabulary holds."""
+def token_ids(tokens: Sequence[int] | Tensor, config: DraftConfig, *, where: str) -> Tensor:
+    """Return int64 [n] of ids that the vocabulary holds, on the host, where a run's numbers are known."""
     try:
-        ids = torch.as_tensor(tokens, device=device)
+        ids = torch.as_tensor(tokens, device=HOST)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: no tensor of it, or one without data
         raise ValueError(f"{where}.tokens: expected integers [n], got {type(tokens).__name__} ({error})") from error
     if ids.dim() != 1 or (ids.numel() and ids.dtype not in INTEGER_DTYPES):

@@ -72,7 +72,7 @@ class ChainDrafter:
     ) -> ChainRequest:
         """Check what `propose` or `propose_batch` was given for one sequence; ValueError names the argument."""
         # numbers are known here, and go to a device together with all others of a run
-        ids = token_ids([last_token], self._config, where=where, device=HOST)
+        ids = token_ids([last_token], self._config, where=where)
         hidden = one_hidden(target_hidden, self._config, where=where, device=self._cache.latent.device)
         check_range(f"{where}.position", position, 0, None)
         check_range(f"{where}.num_drafts", num_drafts, 0, self._max_num_drafts)

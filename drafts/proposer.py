@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from drafts.arguments import check_batch, check_hiddens, check_range, embed_buffer, token_ids
-from drafts.batch import HOST
 from drafts.binding import DraftBinding
 from drafts.cache import DEFAULT_MAX_NUM_DRAFTS, DrafterCache
 from drafts.carry import DrafterKv, free_kv, install_kv, take_kv, trim_kv
@@ -395,7 +394,7 @@ class DraftProposer:
         free_kv(self.cache, kv)
 
     def _token_ids(self, tokens: Sequence[int] | Tensor, where: str) -> Tensor:
-        return token_ids(tokens, self.config, where=where, device=HOST)
+        return token_ids(tokens, self.config, where=where)
 
     def _check_hiddens(self, hiddens: Tensor, num_rows: int, where: str) -> None:
         check_hiddens(hiddens, self.config, num_rows=num_rows, where=where, device=self._device)

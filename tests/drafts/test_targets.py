@@ -258,6 +258,11 @@ def test_loading_and_running_print_nothing(checkpoint: Path) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def assert_alike(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    """Weights of a file lie otherwise in memory, and some CPUs' libraries order sums by that: the bits may differ."""
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_loaded_target_is_the_saved_model(checkpoint: Path, target, dtype: torch.dtype) -> None:
     verbosity = transformers.utils.logging.get_verbosity()
@@ -269,7 +274,7 @@ def test_a_loaded_target_is_the_saved_model(checkpoint: Path, target, dtype: tor
     run = loaded.open_sequence().prefill(PROMPT)
     assert run.logits.dtype == run.hiddens.dtype == dtype
     if dtype == torch.float32:
-        assert torch.equal(run.logits, target.open_sequence().prefill(PROMPT).logits)
+        assert_alike(run.logits, target.open_sequence().prefill(PROMPT).logits)
 
 
 def test_a_checkpoint_without_one_of_the_targets_tensors_is_refused(tmp_path: Path) -> None:
@@ -288,7 +293,7 @@ def test_a_text_only_checkpoint_may_leave_the_vision_tower_out(tmp_path: Path, t
     with adapter.no_progress_bars():
         model.save_pretrained(tmp_path, state_dict=tensors)
     run = adapter.load_target(tmp_path).open_sequence().prefill(PROMPT)
-    assert torch.equal(run.logits, target.open_sequence().prefill(PROMPT).logits)
+    assert_alike(run.logits, target.open_sequence().prefill(PROMPT).logits)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model_type": "no_such_model"}', '{"model_type": "glm5_next"}'])
