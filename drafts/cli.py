@@ -175,9 +175,7 @@ def bench(
 
 @app.command()
 def check(
-    x: Annotated[
-        Path, typer.Argument(metavar="X", help="A document (.yaml, .json), a checkpoint folder or an artifact.")
-    ],
+    x: Annotated[Path, typer.Argument(metavar="X", help="A document, a checkpoint folder or an artifact.")],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
