@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from compiler.kernels.head_parts import allowed_of, inverse_rms_of, leave_best, merged_sums, normed_of, store_normed
-from compiler.kernels.numerics import dot, packed, through
+from compiler.kernels.numerics import dot, packed, through, widened
 
 
 @triton.jit
@@ -23,6 +23,7 @@ def lm_head(
     x_ptr,
     gain_ptr,
     weight_ptr,
+    scale_ptr,
     bitmask_ptr,
     token_ids_ptr,
     # sizes and strides
@@ -39,6 +40,7 @@ def lm_head(
     HAS_GRAMMAR: tl.constexpr,
     HAS_CONFIDENCE: tl.constexpr,
     IS_TRIMMED: tl.constexpr,
+    IS_QUANTISED: tl.constexpr,
     # tiles
     NUM_PROGRAMS: tl.constexpr,
     SHARE: tl.constexpr,
@@ -54,7 +56,8 @@ def lm_head(
     One program: SHARE tokens in tiles of BLOCK_V for all rows, then its best key of each row; the last to arrive
     reduces the keys. Rounded where the nodes round, so that logits tie where theirs do. With HAS_GRAMMAR only tokens
     whose bit is set compete; the probability of the token is over all of them. With IS_TRIMMED row v of the weight is
-    token token_ids[v], ascending.
+    token token_ids[v], ascending. With IS_QUANTISED the weight has eight bits, which fit the model dtype exactly, and
+    logits are scale[v] times its product, in float32.
     """
     program = tl.program_id(0)
     m = tl.arange(0, BLOCK_M)
@@ -79,12 +82,16 @@ def lm_head(
             k = start + k_lanes
             in_k = k < HIDDEN
             weight_mask = in_v[:, None] & in_k[None, :]
-            weight = tl.load(weight_ptr + rows[:, None] + k[None, :], mask=weight_mask, other=0.0)
+            weight = tl.load(weight_ptr + rows[:, None] + k[None, :], mask=weight_mask, other=0)
             x_mask = in_m[None, :] & in_k[:, None]
             x = tl.load(x_ptr + m[None, :] * x_stride + k[:, None], mask=x_mask, other=0.0)
             gain = tl.load(gain_ptr + k, mask=in_k, other=0.0)
+            if IS_QUANTISED:
+                weight = widened(weight, x.dtype)
             acc = dot(weight, normed_of(x, inverse_rms[None, :], gain[:, None]), acc)
-        logits = through(acc, weight_ptr.dtype.element_ty)
+        if IS_QUANTISED:
+            acc = acc * tl.load(scale_ptr + v, mask=in_v, other=0.0)[:, None]
+        logits = through(acc, x_ptr.dtype.element_ty)
         token = v
         if IS_TRIMMED:
             token = tl.load(token_ids_ptr + v, mask=in_v, other=0).to(tl.int32)

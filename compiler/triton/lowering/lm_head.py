@@ -1,6 +1,5 @@
 """lm_head: the head norm, the product with lm_head and the argmax, with a grammar and a confidence where asked for."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -97,18 +96,18 @@ class HeadViews:
 def lower_lm_head(emit: RegionEmission) -> None:
     """One launch: token = argmax of norm(x) @ weight^T."""
     head, weight = HeadViews.of(emit), emit.view(emit.call("logits").args[1])
-    launch_head(emit, "lm_head.lm_head", head, {"weight_ptr": weight}, tiles_of(head.x.shape[0]))
+    launch_head(emit, head, weight, tiles_of(head.x.shape[0]))
 
 
 def launch_head(
-    emit: RegionEmission, kernel: str, head: HeadViews, weights: Mapping[str, View], tiles: HeadTiles
+    emit: RegionEmission, head: HeadViews, weight: View, tiles: HeadTiles, *, scale: View | None = None
 ) -> None:
-    """Add the launch of a kernel that makes tokens of the rows of `weights`, the first of them [rows, hidden]."""
-    rows, vocab = head.x.shape[0], next(iter(weights.values())).shape[0]
+    """Add the launch that makes tokens of the rows of `weight` [rows, hidden]; of eight bits, with a `scale` per row."""
+    rows, vocab = head.x.shape[0], weight.shape[0]
     programs = cdiv(vocab, tiles.share(vocab))
     emit.launch(
         "lm_head",
-        kernel,
+        "lm_head.lm_head",
         grid=(programs,),
         arguments={
             "token_ptr": head.token,
@@ -119,7 +118,9 @@ def launch_head(
             "arrived_ptr": emit.counter("arrived"),
             "x_ptr": head.x,
             "gain_ptr": head.gain,
-            **weights,
+            "weight_ptr": weight,
+            # no pointer is absent: a weight of whole rows has no scale to read
+            "scale_ptr": weight if scale is None else scale,
             "bitmask_ptr": head.bitmask,
             "token_ids_ptr": head.token_ids,
             "x_stride": head.x.row_stride,
@@ -128,6 +129,7 @@ def launch_head(
         },
         constants={
             **head.constants(vocab),
+            "IS_QUANTISED": scale is not None,
             "NUM_PROGRAMS": programs,
             **tile_constants(tiles, vocab, head.x.shape, has_confidence=head.has_confidence),
             "NUM_STAGES": tiles.num_stages,

@@ -7,8 +7,7 @@ from compiler.triton.lowering.lm_head import HeadTiles, HeadViews, launch_head
 def lower_lm_head_int8(emit: RegionEmission) -> None:
     """One launch: token = argmax of scale * (norm(x) @ weight^T)."""
     head, (_, weight, scale) = HeadViews.of(emit), emit.call("logits").args
-    weights = {"weight_ptr": emit.view(weight), "scale_ptr": emit.view(scale)}
-    launch_head(emit, "lm_head_int8.lm_head_int8", head, weights, int8_tiles_of(head.x.shape[0]))
+    launch_head(emit, head, emit.view(weight), int8_tiles_of(head.x.shape[0]), scale=emit.view(scale))
 
 
 def int8_tiles_of(rows: int) -> HeadTiles:
