@@ -102,12 +102,38 @@ def measured() -> str:
     return Grid(columns, rows, texts=("case",)).markdown()
 
 
+# what was asked of the CPU path: times over ours, eager, torch.compile and its best preset
+ASKED = {
+    "small-bf16-1": "9 / 4.5 / 3",
+    "small-f32-1": "4.5 / 2 / 1.7",
+    "small-bf16-4": "7 / 2.7 / 2",
+    "large-bf16-1": "1.7 / 1.5 / 1.4, 80%",
+    "large-bf16-4": "1.8 / 1.4 / 1.4",
+}
+
+
+def ratios() -> str:
+    """The measured times of the others over ours, beside what was asked."""
+    records = {one["case"]: one for one in map(json.loads, MEASURED.read_text().splitlines())}
+    rows = []
+    for case, asked in ASKED.items():
+        one = records[case]
+        ours = one["circuit_us"]
+        others = " / ".join(
+            f"{one[f'{name}_us'] / ours:.2f}" for name in ("eager", "torch_compile", "torch_compile_best")
+        )
+        rows.append((case, others, f"{one['floor_us'] / ours:.0%}", asked))
+    columns = ("case", "eager / torch.compile / its best preset", "of the floor", "asked")
+    return Grid(columns, tuple(rows), texts=("case",)).markdown()
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "floors": floors,
     "sizes": sizes,
     "launches": lambda: launches(plan("h200"), width=WIDE).markdown(),
     "cuts": lambda: cuts(plan("h200")).markdown(),
     "measured": measured,
+    "ratios": ratios,
 }
 
 

@@ -35,12 +35,12 @@ def product_form(
 ) -> ProductForm:
     """Return the faster form.
 
-    In bf16, one thread of an EPYC with AVX512-BF16, microseconds as multiply_sum / matmul / native:
+    In bf16, one thread of an EPYC with AVX512-BF16, microseconds as multiply_sum / matmul / native, the first two by
+    benchmarks/product_forms.py and native by calls of the product alone, in another run:
 
         weight            1 row                  4 rows                 8 rows
-        4096 x 256        76 / 110 / 33          167 / 129 / 54         293 / 169 / 97
-        2048 x 2048       238 / 405 / 107        572 / 480 / 164        1513 / 707 / 340
-        16384 x 2048      2432 / 10003 / 3400    9747 / 6205 / 3900     16899 / 6944 / 6100
+        2048 x 2048       238 / 405 / 117        572 / 480 / 158        1513 / 707 / 330
+        16384 x 2048      2432 / 10003 / 2925    9747 / 6205 / 3224     16899 / 6944 / 4124
 
     One row of a weight from memory is dearer natively on one thread, and at the memory's rate on two; it is native all
     the same, so that a row has one result in any company. Without native products multiply_sum wins up to 2 rows at
