@@ -102,7 +102,7 @@ def lower_lm_head(emit: RegionEmission) -> None:
 def launch_head(
     emit: RegionEmission, head: HeadViews, weight: View, tiles: HeadTiles, *, scale: View | None = None
 ) -> None:
-    """Add the launch that makes tokens of the rows of `weight` [rows, hidden]; of eight bits, with a `scale` per row."""
+    """Add the launch that drafts of the rows of `weight` [rows, hidden]; one of eight bits has a `scale` per row."""
     rows, vocab = head.x.shape[0], weight.shape[0]
     programs = cdiv(vocab, tiles.share(vocab))
     emit.launch(
